@@ -39,7 +39,7 @@
 //! | [`driver`] | CUDA, loaded at run time, and the simulated device |
 //! | [`stack`] | a stack as text (`cuda+pool:max=50%+statistics`) and back |
 //! | [`plugin`] | Numba's memory-manager interface, NBEP 7 |
-//! | [`Error`] | one error type for everything; when memory is out, it says what would have helped |
+//! | [`Error`] | the error type; if memory is out, its report lists the changes that would have helped |
 //!
 //! # Features
 //! | feature | by default | adds |
@@ -47,16 +47,16 @@
 //! | `cudarc` | yes | streams, buffers and launches together with cudarc: [`driver::cuda`], [`containers`] |
 //! | `cuda-12000` to `cuda-13040` | no | the CUDA version of the bindings that cudarc compiles: at most one |
 //! | `logging` | yes | the adaptor `logging`, which writes allocation logs in RMM's format |
-//! | `debug-log` | no | writes the crates' diagnostics to the file named by `RMM_DEBUG_LOG_FILE` |
+//! | `debug-log` | no | writes millpond's diagnostics to the file named by `RMM_DEBUG_LOG_FILE` |
 //! | `allocator-api2` | no | host collections in memory that the device can access: [`containers`] |
 //! | `serde` | no | reports, statistics and counts implement serde's traits |
 //! | `profiles` | no | reads profiles of simulated devices from TOML files: `sim:FILE.toml` |
 //!
-//! Nothing here depends on the version of CUDA. If another crate has chosen a CUDA version for cudarc,
-//! millpond uses that version, with or without millpond's default features. If no crate has chosen one,
-//! cudarc asks `nvcc`. Without `nvcc`, cudarc uses the newest version that it knows. Without the feature
-//! `cudarc`, no part of cudarc is compiled. Streams are then passed as raw handles, through
-//! [`Driver::stream_ref`].
+//! millpond itself does not depend on a version of CUDA. If another crate has chosen a CUDA version for
+//! cudarc, millpond uses that version, with or without millpond's default features. If no crate has chosen a
+//! version, cudarc uses the version of `nvcc`. Without `nvcc`, cudarc uses the newest version that it knows.
+//! Without the feature `cudarc`, no part of cudarc is compiled. Streams are then passed as raw handles,
+//! through [`Driver::stream_ref`].
 //!
 //! # What may grow
 //! Reports, statistics, options and most enums are `#[non_exhaustive]`: a minor release may add fields and
@@ -72,9 +72,10 @@
 //! # assert_eq!((options.initial_bytes, urgent.priority), (64 << 20, -1));
 //! ```
 //!
-//! A type stays exhaustive in three cases, and its source says why. It is complete, as a handle or
-//! [`MemoryInfo`] is. You must not forget a part of it: [`RawParts`](containers::RawParts),
-//! [`LayerEntry`](stack::LayerEntry). Or code must treat each variant: [`CaptureMode`](driver::CaptureMode).
+//! Other types are exhaustive, and their sources say why. There are three reasons. The type is complete, like
+//! a handle or [`MemoryInfo`]. Your code must set every field, as in [`RawParts`](containers::RawParts) and
+//! [`LayerEntry`](stack::LayerEntry). Or your code must handle every variant, as in
+//! [`CaptureMode`](driver::CaptureMode).
 //!
 //! # Platforms
 //! millpond is built and tested on Linux on x86-64. On macOS and Windows, the library passes `cargo check`,

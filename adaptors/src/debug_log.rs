@@ -1,9 +1,10 @@
-//! The debug log: writes the crates' diagnostics to the place and in the form that RMM uses for its own.
+//! The debug log: writes millpond's diagnostics to the same file, and in the same form, as RMM writes its
+//! own.
 //!
-//! Every crate reports its diagnostics to `tracing`. A program with its own subscriber needs nothing from
-//! this module. [`init`] is for programs that only want the lines. They go to the file that
-//! `RMM_DEBUG_LOG_FILE` names, which is emptied first. Without that variable, they go to the standard error.
-//! The lines have RMM's form:
+//! Every crate reports its diagnostics to `tracing`. A program with its own subscriber does not need this
+//! module. [`init`] is for programs without a subscriber. It writes each diagnostic as a line of text to the
+//! file that the environment variable `RMM_DEBUG_LOG_FILE` names, and empties this file first. If the
+//! variable is not set, it writes to the standard error. A line has RMM's form:
 //!
 //! ```text
 //! [  4213][14:03:07:123456][WARN  ] pages are off, since the pool is over a wrapper
@@ -106,8 +107,8 @@ fn install(level: LevelFilter, open: impl FnOnce() -> Result<Box<dyn Write + Sen
         let lines = tracing_subscriber::fmt::layer().event_format(Lines).with_writer(output).with_ansi(false);
         tracing_subscriber::registry().with(filter).with(lines).try_init().map_err(|_| {
             Error::invalid_argument(
-                "the program has a subscriber of `tracing` already; millpond's events go there, and the \
-                 debug log is not needed",
+                "the program already has a subscriber of `tracing`, which gets millpond's events; remove the \
+                 call of the debug log",
             )
         })
     };
@@ -159,7 +160,7 @@ pub fn flush() -> Result<()> {
 }
 
 fn log() -> Result<DebugLog> {
-    LOG.lock().clone().ok_or_else(|| Error::invalid_argument("there is no debug log; start it first"))
+    LOG.lock().clone().ok_or_else(|| Error::invalid_argument("the debug log is not running; start it first"))
 }
 
 impl Write for Output {

@@ -3,7 +3,8 @@
 //! | adaptor | in text | effect |
 //! |---|---|---|
 //! | [`AlignedResourceAdaptor`] | `aligned` | aligns blocks to more than 256 bytes |
-//! | [`FailureCallbackResourceAdaptor`] | – | when memory is out, calls a function, and may retry |
+//! | [`FailureCallbackResourceAdaptor`] | – | when memory is out, calls a function; retries if the function
+//! returns true |
 //! | [`FallbackResourceAdaptor`] | `fallback` | when memory is out, uses another resource |
 //! | [`LimitingResourceAdaptor`] | `limiting` | limits the live bytes |
 //! | [`LoggingResourceAdaptor`] | `logging` | writes a CSV row for every call; feature `logging` |
@@ -19,8 +20,9 @@
 //! [`StackSpec`](millpond_core::stack::StackSpec) can build. These are all except `failure_callback`, because
 //! text cannot name a function.
 //!
-//! `limiting`, `logging`, `statistics` and `tracking` have a trait, such as [`AllocationCounters`]. If you do
-//! not know the types of a stack, [`find_trait`](millpond_core::find_trait) finds the adaptor by its trait.
+//! `limiting`, `logging`, `statistics` and `tracking` each have a trait, such as [`AllocationCounters`]. If
+//! you do not know the types of a stack, [`find_trait`](millpond_core::find_trait) finds the adaptor by its
+//! trait.
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
 pub mod aligned;

@@ -15,8 +15,8 @@ pub trait AllocationLimit {
     fn allocated_bytes(&self) -> u64;
 }
 
-/// The log of a [`LoggingResourceAdaptor`](crate::LoggingResourceAdaptor): flushes it, and counts its rows
-/// and errors.
+/// The log of a [`LoggingResourceAdaptor`](crate::LoggingResourceAdaptor). You can flush the log and read the
+/// numbers of its rows and errors.
 #[cfg(feature = "logging")]
 pub trait AllocationLog {
     /// See [`LoggingResourceAdaptor::file`](crate::LoggingResourceAdaptor::file).

@@ -18,10 +18,10 @@
  * Rules for all functions:
  *
  * - A function that can fail returns a millpond_status. It writes its results only if it succeeds.
- * - A handle that a function returns belongs to the caller, who ends it with the _free function of
- *   its type. The _free functions ignore null; other functions refuse it.
- * - A stream is a cudaStream_t or a CUstream. Null is the legacy default stream. A stream has to
- *   belong to the device and to live during the call.
+ * - A handle that a function returns belongs to the caller, who frees it with the _free function of
+ *   its type. The _free functions ignore a null handle; other functions refuse it.
+ * - A stream is a cudaStream_t or a CUstream. Null is the legacy default stream. A stream must
+ *   belong to the device, and must be alive during the call.
  * - Every function may be called on any thread. No function throws, except those that say so.
  * - In a forked child, functions that use a device fail.
  *
@@ -73,13 +73,13 @@ typedef enum millpond_status {
   MILLPOND_STATUS_OK = 0,
   /// No free block of that size exists, even after waiting for the device.
   MILLPOND_STATUS_OUT_OF_MEMORY = 1,
-  /// An argument is invalid, whatever the state of memory.
+  /// An argument is invalid, however much memory is free.
   MILLPOND_STATUS_INVALID_ARGUMENT = 2,
   /// The text of a stack is malformed, or names something that does not exist.
   MILLPOND_STATUS_INVALID_STACK = 3,
   /// There is no CUDA driver, or no such device.
   MILLPOND_STATUS_NO_DEVICE = 4,
-  /// The driver or the device does not support it.
+  /// The driver or the device does not support the operation.
   MILLPOND_STATUS_UNSUPPORTED = 5,
   /// The driver reported an error.
   MILLPOND_STATUS_DRIVER = 6,
@@ -98,8 +98,8 @@ typedef enum millpond_status {
 const char *millpond_error_message(void);
 
 /// Returns the state of memory at the last failed call on this thread, and advice, as text. Null if
-/// the call did not run out of memory, or nothing is known. Valid until the thread's next failing
-/// call.
+/// the call did not run out of memory, or if there is no report. Valid until the thread's next
+/// failing call.
 const char *millpond_error_report(void);
 
 /// Returns the report of `millpond_error_report` as JSON.
@@ -126,7 +126,7 @@ typedef struct millpond_device millpond_device;
 /// `sim:FILE.toml`. Null opens the default device of the process, always the same one. The library
 /// chooses it in this order: `MILLPOND_DEVICE`; `LOCAL_RANK`, if CUDA sees several devices;
 /// `cuda:0`; a simulated H200. A handle alone uses no memory of a CUDA device: the first stack or
-/// call there makes its context.
+/// call on the device makes its context.
 ///
 /// Requires: `name` is null or a string; `device` is valid for writes.
 millpond_status millpond_device_open(const char *name, millpond_device **device);
@@ -175,21 +175,21 @@ millpond_status millpond_device_memory_info(const millpond_device *device, uint6
 /// Requires: `device` is a handle from this library.
 millpond_status millpond_device_synchronize(const millpond_device *device);
 
-/// Returns whether CUDA can be used. If it can, device numbers are CUDA's, in `millpond_malloc`
-/// too.
+/// Returns whether CUDA can be used. If it can, device numbers are CUDA's, also in
+/// `millpond_malloc`.
 bool millpond_cuda_is_available(void);
 
 /* ================================================================================================
  * Streams
  * ============================================================================================= */
 
-/// Makes a stream of the device. End it with `millpond_stream_destroy`.
+/// Makes a stream of the device. Destroy it with `millpond_stream_destroy`.
 ///
 /// Requires: `device` is a handle from this library; `stream` is valid for writes.
 millpond_status millpond_stream_create(const millpond_device *device, bool is_non_blocking,
                                        void **stream);
 
-/// Ends a stream; work that it already has still runs.
+/// Destroys a stream. Work that was submitted to it still runs.
 ///
 /// Requires: `device` is a handle from this library; the stream is from `millpond_stream_create`
 /// with this device.
@@ -200,7 +200,7 @@ millpond_status millpond_stream_destroy(const millpond_device *device, void *str
 /// Requires: `device` is a handle from this library; the stream is alive.
 millpond_status millpond_stream_synchronize(const millpond_device *device, void *stream);
 
-/// Writes whether the work of a stream is done to `is_done`.
+/// Sets `is_done` to whether the work of a stream is done.
 ///
 /// Requires: `device` is a handle from this library; the stream is alive; `is_done` is valid for
 /// writes.
@@ -270,7 +270,7 @@ millpond_status millpond_prefetch(const millpond_device *device, void *target, u
 /* ================================================================================================
  * Stacks of resources
  *
- * Device, managed and pinned host memory come from resources alike: the base of a stack decides.
+ * The base of a stack decides which memory it allocates: device, managed or pinned host memory.
  * ============================================================================================= */
 
 /// A resource with all layers below it. It lives as long as one of its handles, or a resource on
@@ -327,7 +327,8 @@ millpond_status millpond_resource_async_view(const millpond_device *device, void
 millpond_status millpond_resource_clone(const millpond_resource *resource,
                                         millpond_resource **clone);
 
-/// Frees a handle; the resource ends with its last handle. Does nothing for null.
+/// Frees a handle. The resource lives as long as it has another owner (see
+/// `millpond_resource_owners`). Does nothing for null.
 ///
 /// Requires: `resource` is null, or a handle from this library, and is not used again.
 void millpond_resource_free(millpond_resource *resource);
@@ -367,7 +368,8 @@ millpond_status millpond_resource_upstream(const millpond_resource *resource,
 millpond_status millpond_resource_device(const millpond_resource *resource,
                                          millpond_device **device);
 
-/// Writes whether the device and the host can access the memory at its address.
+/// Writes whether the device, and whether the host, can access the resource's memory at its
+/// address.
 ///
 /// Requires: `resource` is a handle from this library; both are valid for writes.
 millpond_status millpond_resource_accessibility(const millpond_resource *resource, bool *by_device,
@@ -379,9 +381,9 @@ millpond_status millpond_resource_accessibility(const millpond_resource *resourc
 /// Requires: `resource` is a handle from this library; `pool` is valid for writes.
 millpond_status millpond_async_pool(const millpond_resource *resource, void **pool);
 
-/// Reads an amount of memory. Writes its bytes if it is a size, such as `4GiB`, or its percentage
-/// if it is a share of the free memory, such as `50%`; the other result is 0. Refuses a small
-/// number without a unit.
+/// Reads an amount of memory from text. For a size, such as `4GiB`, writes the number of bytes. For
+/// a share of the free memory, such as `50%`, writes the percentage. The other result is 0. Refuses
+/// a small number without a unit.
 ///
 /// Requires: `size` is a string; both results are valid for writes.
 millpond_status millpond_parse_size(const char *size, uint64_t *bytes, double *percent);
@@ -391,7 +393,7 @@ millpond_status millpond_parse_size(const char *size, uint64_t *bytes, double *p
  * ============================================================================================= */
 
 /// Allocates a block for use on `stream`, at a multiple of `alignment` (at least 256; 0 means 256).
-/// The block of 0 bytes is a null pointer.
+/// For 0 bytes, the result is a null pointer.
 ///
 /// Requires: `resource` is a handle from this library; the stream is alive and belongs to the
 /// device; `ptr` is valid for writes.
@@ -420,8 +422,8 @@ millpond_status millpond_allocate_sync(const millpond_resource *resource, uint64
 millpond_status millpond_deallocate_sync(const millpond_resource *resource, void *ptr,
                                          uint64_t bytes, uint64_t alignment);
 
-/// Returns free memory to the device until at most `keep_bytes` are held. `freed_bytes` may be
-/// null.
+/// Releases free memory to the device until the resource holds at most `keep_bytes`. Writes the
+/// number of bytes released to `freed_bytes`, unless that is null.
 ///
 /// Requires: `resource` is a handle from this library; `freed_bytes` is null or valid for writes.
 millpond_status millpond_resource_trim(const millpond_resource *resource, uint64_t keep_bytes,
@@ -457,8 +459,8 @@ typedef struct millpond_statistics {
   uint64_t misuses;
 } millpond_statistics;
 
-/// Writes the counters of the nearest layer that counts. `MILLPOND_STATUS_UNSUPPORTED` if no layer
-/// counts.
+/// Writes the counters of the nearest layer that counts. Returns `MILLPOND_STATUS_UNSUPPORTED` if
+/// no layer counts.
 ///
 /// Requires: `resource` is a handle from this library; `statistics` is valid for writes.
 millpond_status millpond_resource_statistics(const millpond_resource *resource,
@@ -492,34 +494,35 @@ typedef struct millpond_level_counters {
   int64_t total_count;
 } millpond_level_counters;
 
-/// Writes the counters of the present level of the adaptor `statistics`.
+/// Writes the counters of the newest level of the adaptor `statistics`.
 ///
 /// Requires: `resource` is a handle from this library; `counters` is valid for writes.
 millpond_status millpond_statistics_counters(const millpond_resource *resource,
                                              millpond_level_counters *counters);
 
-/// Starts a level with all counters at zero. Writes the counters of the level below.
+/// Starts a level with all counters at zero. Writes the counters of the level around it.
 ///
 /// Requires: `resource` is a handle from this library; `counters` is valid for writes.
 millpond_status millpond_statistics_push(const millpond_resource *resource,
                                          millpond_level_counters *counters);
 
-/// Ends the present level. Writes its counters and adds them to the level below.
+/// Ends the newest level. Writes its counters, and adds them to the level around it.
 ///
 /// Requires: `resource` is a handle from this library; `counters` is valid for writes.
 millpond_status millpond_statistics_pop(const millpond_resource *resource,
                                         millpond_level_counters *counters);
 
-/// Writes the bytes that the adaptor `limiting` has allocated, and its limit in bytes.
+/// Writes the live bytes of the adaptor `limiting`, and its limit in bytes.
 ///
 /// Requires: `resource` is a handle from this library; both numbers are valid for writes.
 millpond_status millpond_limiting_counts(const millpond_resource *resource,
                                          uint64_t *allocated_bytes, uint64_t *limit_bytes);
 
-/// Writes the number of bins of the adaptor `binning`, which must be the outermost layer, to
-/// `count`. For the bin with index `bin`, writes its largest request in bytes, and the resource
-/// that was given for it, as a handle that the caller owns. The handle is null if the bin allocates
-/// its own blocks or if `bin` is past the last bin.
+/// Describes the bins of the adaptor `binning`, which must be the outermost layer. Writes the
+/// number of bins to `count`. For the bin with index `bin`, writes the largest request in bytes
+/// that the bin serves. Also writes the resource that was given for this bin, as a handle that the
+/// caller owns. The handle is null if the bin allocates its own blocks or if `bin` is past the last
+/// bin.
 ///
 /// Requires: `resource` is a handle from this library; the results are valid for writes.
 millpond_status millpond_binning_bin(const millpond_resource *resource, size_t bin, size_t *count,
@@ -536,8 +539,8 @@ millpond_status millpond_binning_bin(const millpond_resource *resource, size_t b
 millpond_status millpond_resource_memory_report(const millpond_resource *resource, bool as_json,
                                                 char **report);
 
-/// Writes the layers' facts about the live block that starts at `ptr`, as JSON; null if no layer
-/// knows the block. Free it with `millpond_string_free`.
+/// Writes everything that the layers know about the live block that starts at `ptr`, as JSON; null
+/// if no layer knows the block. Free it with `millpond_string_free`.
 ///
 /// Requires: `resource` is a handle from this library; `block` is valid for writes.
 millpond_status millpond_resource_block_at(const millpond_resource *resource, void *ptr,
@@ -557,7 +560,7 @@ millpond_status millpond_tracking_outstanding(const millpond_resource *resource,
 /// Requires: `resource` is a handle from this library; `path` is valid for writes.
 millpond_status millpond_logging_file(const millpond_resource *resource, char **path);
 
-/// Writes all rows that the adaptor `logging` still buffers.
+/// Flushes the adaptor `logging`: writes all buffered rows to the file.
 ///
 /// Requires: `resource` is a handle from this library.
 millpond_status millpond_logging_flush(const millpond_resource *resource);
@@ -566,55 +569,58 @@ millpond_status millpond_logging_flush(const millpond_resource *resource);
 /// `error`, `critical`, and 6 is `off`.
 millpond_status millpond_set_logging_level(int32_t level);
 
-/// Writes the least severe level that the log writes to `level`, as a number of
-/// `millpond_set_logging_level`.
+/// Sets `level` to the least severe level that the log writes, as in `millpond_set_logging_level`.
 ///
 /// Requires: `level` is valid for writes.
 millpond_status millpond_logging_level(int32_t *level);
 
-/// Flushes the log. The library hands each line to the system at once, so this call only helps if
-/// the file's system buffers lines.
+/// Flushes the log. The library passes each line to the operating system at once, so this call
+/// helps only if the system buffers lines.
 millpond_status millpond_flush_logger(void);
 
 /* ================================================================================================
  * Memory snapshots in PyTorch's format
  * ============================================================================================= */
 
-/// Captures the calling thread's stack: returns the same number for equal stacks, 0 for none. It is
-/// called in each recorded call, on any thread, without a lock.
+/// Captures the calling thread's call stack, and returns its number. Equal call stacks have the
+/// same number; 0 means that there is none. The library calls this function in each recorded call,
+/// on any thread, without a lock.
 typedef uint64_t (*millpond_capture_function)(void);
 
-/// Takes one frame of a stack: the function, the file and the line.
+/// Receives one frame of a call stack: the function, the file and the line.
 typedef void (*millpond_add_frame_function)(void *list, const char *name, const char *file,
               uint64_t line);
 
-/// Calls `add` with `list` and each frame of a captured stack, the innermost first.
+/// Calls `add` with `list` and each frame of a captured call stack, innermost first.
 typedef void (*millpond_frames_function)(uint64_t stack, void *list,
               millpond_add_frame_function add);
 
-/// Sets the functions that capture and name the stacks of the history. Without them, it has the
-/// stacks of machine code. They may be called on any thread until the process ends.
+/// Sets the functions that capture the call stacks of the history and return their frames. Without
+/// them, the history has native call stacks. The library may call the functions on any thread until
+/// the process ends.
 ///
 /// Requires: Both functions can be called until the process ends, and do not unwind.
 void millpond_set_stack_source(millpond_capture_function capture, millpond_frames_function frames);
 
 /// Records the last `events` allocations, frees, segments and failed requests of this process, for
-/// `millpond_memory_snapshot`. `stacks` says which stacks it captures: 0 for none, 1 for live
-/// blocks only, 2 for allocations, 3 for frees too. A bit in `skipped` leaves out an action, in the
-/// order `alloc`, `free_requested`, `free_completed`, `segment_alloc`, `segment_free`,
-/// `segment_map`, `segment_unmap`, `oom`. The same options again change nothing, unless `is_new` is
-/// set: then the history begins anew.
+/// `millpond_memory_snapshot`. `stacks` selects the events whose call stack is captured: 0 for
+/// none, 1 for allocations of live blocks, 2 for all allocations, 3 for frees, too. Each bit of
+/// `skipped` leaves out one action. The lowest bit is `alloc`; the next bits are `free_requested`,
+/// `free_completed`, `segment_alloc`, `segment_free`, `segment_map`, `segment_unmap` and `oom`. If
+/// the history already has these options, the call changes nothing, unless `is_new` is set. Then
+/// the history begins anew.
 millpond_status millpond_record_history(size_t events, int32_t stacks, uint32_t skipped,
                                         bool is_new);
 
-/// Ends the history, and forgets it.
+/// Stops recording, and discards the history.
 millpond_status millpond_stop_history(void);
 
 /// Writes a snapshot of memory, as a pickle in the format of PyTorch's
 /// `torch.cuda.memory._dump_snapshot`, and its size in bytes. A null resource stands for all memory
-/// behind `millpond_malloc`. The snapshot has the events of the resource's adaptor `recording`, or
-/// else of the history. Free the bytes with `millpond_bytes_free`. `MILLPOND_STATUS_UNSUPPORTED` if
-/// no layer of the resource knows its blocks.
+/// behind `millpond_malloc`. The snapshot has the events of the resource's adaptor `recording`;
+/// without that adaptor, it has the events of the history. Free the bytes with
+/// `millpond_bytes_free`. Returns `MILLPOND_STATUS_UNSUPPORTED` if no layer of the resource knows
+/// its blocks.
 ///
 /// Requires: `resource` is null or a handle from this library; `bytes` and `size` are valid for
 /// writes.
@@ -645,8 +651,8 @@ millpond_status millpond_get_per_device_resource(const millpond_device *device,
                                                  millpond_resource **resource);
 
 /// Makes a resource the default of its device. Writes the previous default to `previous`, unless
-/// that is null; writes null if the device had no default yet. Blocks still go back to the resource
-/// that they came from.
+/// `previous` is null; writes null if the device had no default yet. Blocks from the previous
+/// default still return to it.
 ///
 /// Requires: `resource` is a handle from this library, and the caller still owns it; `previous` is
 /// null or valid for writes.
@@ -674,17 +680,17 @@ typedef void (*millpond_deallocate_function)(void *context, void *ptr, uint64_t 
 /// request again.
 typedef bool (*millpond_failure_function)(void *context, uint64_t bytes);
 
-/// Returns whether the calling thread is to end its wait.
+/// Returns whether the calling thread must end its wait.
 typedef bool (*millpond_interrupt_function)(void);
 
-/// Ends a context. May be null.
+/// Frees a context. May be null.
 typedef void (*millpond_end_function)(void *context);
 
-/// Makes a resource from two functions. `end` gets `context` when the resource has ended, or if
-/// this call fails.
+/// Makes a resource from two functions. The library calls `end` with `context` after the resource
+/// is destroyed, or if this call fails.
 ///
 /// Requires: `device` is a handle from this library; `resource` is valid for writes. The functions
-/// can be called on any thread, do not unwind, and keep the contract of a resource: blocks do not
+/// can be called on any thread, do not unwind, and keep the contract of a resource. Blocks do not
 /// overlap, belong to the device, hold the bytes, start at a multiple of the alignment, and are
 /// ordered for the stream. A function may submit work that uses a block to that stream, unless the
 /// stream captures a graph.
@@ -694,8 +700,8 @@ millpond_status millpond_resource_callback(const millpond_device *device,
                                            millpond_end_function end, millpond_resource **resource);
 
 /// Adds a failure handler to a resource. When memory is out, `handle` frees memory that the program
-/// can spare, and returns whether to try again. `end` gets `context` when the resource has ended,
-/// or if this call fails.
+/// can spare, and returns whether to try again. The library calls `end` with `context` after the
+/// resource is destroyed, or if this call fails.
 ///
 /// Requires: `upstream` is a handle from this library; `resource` is valid for writes. The
 /// functions can be called on any thread, and do not unwind.
@@ -722,19 +728,18 @@ void millpond_set_interrupt(millpond_interrupt_function ask);
 void *millpond_malloc(size_t bytes, int32_t device, void *stream);
 
 /// Frees a block, in the order of the stream that it was allocated on, and after all work on the
-/// streams that `millpond_record_stream` named. Ignores a null pointer, and every block in a forked
-/// copy of the process. Also ignores `bytes`, `device` and `stream`, because the library knows
-/// them.
+/// streams that `millpond_record_stream` named. Ignores a null pointer. In a forked child, ignores
+/// every block. Also ignores `bytes`, `device` and `stream`, because the library knows them.
 ///
 /// Requires: The block is from `millpond_malloc`. All work that uses it on unrecorded streams is
 /// ordered before the next work of the stream that it was allocated on.
 void millpond_free(void *ptr, size_t bytes, int32_t device, void *stream);
 
-/// Announces that work on `stream` uses a block. After its free, the block goes back only when that
-/// work is done.
+/// Announces that work on `stream` uses a block. After the program frees the block, its memory is
+/// reused only when that work is done.
 ///
 /// Requires: The stream belongs to the block's device, and stays alive until the block is freed. If
-/// it captures a graph at that time, it stays alive after that too.
+/// the stream captures a graph at that time, it stays alive after that, too.
 millpond_status millpond_record_stream(void *ptr, void *stream);
 
 /// Writes the size of the live `millpond_malloc` block that starts at `ptr` to `bytes`.
@@ -742,12 +747,12 @@ millpond_status millpond_record_stream(void *ptr, void *stream);
 /// Requires: `bytes` is valid for writes.
 millpond_status millpond_block_size(void *ptr, uint64_t *bytes);
 
-/// Trims the default resource of every device that was asked for memory: its free memory goes back
-/// to the driver.
+/// Returns free memory to the driver: trims the default resource of every device from which memory
+/// was requested.
 millpond_status millpond_empty_cache(void);
 
-/// Returns how many frees were ignored. Their blocks had been lost in a reset of the device's
-/// context, and another block had their address.
+/// Returns the number of ignored frees. A free is ignored if a reset of the device's context
+/// destroyed its block, and a newer block has the same address.
 uint64_t millpond_stale_frees(void);
 
 /// Like `millpond_malloc`, but throws `std::runtime_error` with the text of the error. If memory is
@@ -792,8 +797,8 @@ void millpond_begin_allocate_to_pool(int32_t device, millpond_graph_pool_id pool
 /// allocated memory. For PyTorch's `set_end_allocate_to_pool_fn`.
 void millpond_end_allocate_to_pool(int32_t device, millpond_graph_pool_id pool);
 
-/// Releases a graph's use of a pool. After the last release, the pool's memory goes back when the
-/// device has finished all work. For PyTorch's `set_release_pool`.
+/// Releases a graph's use of a pool. After the last release, the library frees the pool's memory
+/// when the device has finished all work. For PyTorch's `set_release_pool`.
 void millpond_release_pool(int32_t device, millpond_graph_pool_id pool);
 
 /* ================================================================================================
@@ -806,10 +811,11 @@ void millpond_release_pool(int32_t device, millpond_graph_pool_id pool);
 /// allocation.
 typedef struct millpond_manager millpond_manager;
 
-/// Memory of a manager. A reset of the manager ends the memory; the handle must still be freed.
+/// Memory of a manager. A reset of the manager frees the memory, but the handle must still be
+/// freed.
 typedef struct millpond_memory millpond_memory;
 
-/// Defers cleanup until it is freed.
+/// While this handle exists, the manager defers its cleanup.
 typedef struct millpond_deferral millpond_deferral;
 
 /// Makes a memory manager on the device's default resource.
@@ -817,7 +823,8 @@ typedef struct millpond_deferral millpond_deferral;
 /// Requires: `device` is a handle from this library; `manager` is valid for writes.
 millpond_status millpond_manager_new(const millpond_device *device, millpond_manager **manager);
 
-/// Frees a handle. The manager's memory stays until it is freed. Does nothing for null.
+/// Frees the handle of a manager. Memory from the manager stays valid until it is freed. Does
+/// nothing for null.
 ///
 /// Requires: `manager` is null, or a handle from this library, and is not used again.
 void millpond_manager_free(millpond_manager *manager);
@@ -842,13 +849,14 @@ millpond_status millpond_manager_allocate(const millpond_manager *manager, uint6
 /// Requires: `memory` is null, or a handle from this library, and is not used again.
 void millpond_memory_free(millpond_memory *memory);
 
-/// Returns whether the memory exists and no reset has ended it; `false` for null.
+/// Returns whether the memory is valid; `false` after a reset of the manager or of the device's
+/// context, and for null.
 ///
 /// Requires: `memory` is null or a handle from this library.
 bool millpond_memory_is_live(const millpond_memory *memory);
 
-/// Announces that work on `stream` uses the memory. After its free, the memory goes back only when
-/// that work is done.
+/// Announces that work on `stream` uses the memory. After the program frees the memory, it is
+/// reused only when that work is done.
 ///
 /// Requires: Both are handles from this library; the stream is alive and belongs to the device.
 millpond_status millpond_manager_record_stream(const millpond_manager *manager,
@@ -861,8 +869,8 @@ millpond_status millpond_manager_record_stream(const millpond_manager *manager,
 millpond_status millpond_manager_memory_info(const millpond_manager *manager, uint64_t *free_bytes,
                                              uint64_t *total_bytes);
 
-/// Writes CUDA's legacy handle of the memory for another process (64 bytes), and the offset of the
-/// memory from the start of the allocation that the handle names.
+/// Writes CUDA's legacy handle (64 bytes), through which another process can open the memory. Also
+/// writes the offset of the memory from the start of the allocation that the handle names.
 ///
 /// Requires: Both are handles from this library; `handle` is valid for writes of 64 bytes, and
 /// `offset` of a number.
@@ -870,7 +878,7 @@ millpond_status millpond_manager_ipc_handle(const millpond_manager *manager,
                                             const millpond_memory *memory, uint8_t *handle,
                                             uint64_t *offset);
 
-/// Ends all memory of the manager.
+/// Frees all memory of the manager.
 ///
 /// Requires: `manager` is a handle from this library.
 millpond_status millpond_manager_reset(const millpond_manager *manager);
@@ -889,8 +897,8 @@ void millpond_deferral_free(millpond_deferral *deferral);
 /* ================================================================================================
  * For bindings to other languages
  *
- * The first functions keep the order of streams around a use of memory; the others serve callers
- * that hold a lock, such as Python's.
+ * The first functions keep the order of streams before and after a use of memory. The others serve
+ * callers that hold a lock, such as Python's.
  * ============================================================================================= */
 
 /// Waits for all work on the device, like `millpond_device_synchronize`, without ending a capture.
@@ -898,23 +906,25 @@ void millpond_deferral_free(millpond_deferral *deferral);
 /// Requires: `device` is a handle from this library.
 millpond_status millpond_device_wait(const millpond_device *device);
 
-/// Writes the identity of a stream. `millpond_stream_follow_if_alive` recognizes the stream by it.
+/// Writes the identity of a stream, by which `millpond_stream_follow_if_alive` recognises the
+/// stream later.
 ///
 /// Requires: `device` is a handle from this library; the stream is alive; `id` is valid for writes.
 millpond_status millpond_stream_id(const millpond_device *device, void *stream, uint64_t *id);
 
 /// Makes later work of `stream` wait for the work submitted to `other`, like
 /// `millpond_stream_wait`. If the driver refuses, the host waits for `other`. If one of the two
-/// captures a graph and the other is not part of it, the host waits for the device: work from
-/// before the capture runs, and captured work does not run yet. The call ends no capture.
+/// streams captures a graph and the other is not part of the capture, the host waits for the
+/// device. This completes all work from before the capture; captured work does not run yet. The
+/// call ends no capture.
 ///
 /// Requires: `device` is a handle from this library; both streams are alive.
 millpond_status millpond_stream_follow(const millpond_device *device, void *stream, void *other);
 
-/// Like `millpond_stream_follow`, for a stream of an earlier call that may have ended since. `id`
-/// is the identity that `millpond_stream_id` wrote for it then. If the stream is not known to be
-/// alive, or one of the two captures a graph, the host waits for the device. The call ends no
-/// capture.
+/// Like `millpond_stream_follow`, but `other` may have been destroyed since an earlier call. `id`
+/// is the identity that `millpond_stream_id` wrote for `other` at that time. If the library does
+/// not know that `other` is alive, or if one of the two captures a graph, the host waits for the
+/// device. The call ends no capture.
 ///
 /// Requires: `device` is a handle from this library; `stream` is alive.
 millpond_status millpond_stream_follow_if_alive(const millpond_device *device, void *stream,
@@ -941,9 +951,9 @@ void millpond_free_unlocked(void *ptr, millpond_leave_function leave,
                             millpond_enter_function enter);
 
 /// Allocates a block from the calling thread's cache for a default stream (0, 1 or 2). Returns
-/// `false` if the cache has no such block or the outermost layer is no pool. Also returns `false`
-/// if `if_default` is set and the resource is not the current default of the thread's current
-/// device.
+/// `false` if the cache has no such block or the outermost layer is not a pool. Also returns
+/// `false` if `if_default` is set and the resource is not the current default of the thread's
+/// current device.
 ///
 /// Requires: `resource` is a handle from this library; `ptr` is valid for writes.
 bool millpond_allocate_cached(const millpond_resource *resource, bool if_default, uint64_t bytes,

@@ -1,8 +1,8 @@
 //! Serves blocks from the calling thread's cache alone, for callers that hold a lock such as Python's.
 //!
-//! These calls never wait, and they ask the driver for nothing but the current context. So a caller may hold
-//! a lock that a driver call, a function of the program or another thread needs. A call that returns `false`
-//! has done nothing: release that lock and make the ordinary call.
+//! These calls never wait, and the only driver call that they make reads the current context. So a caller may
+//! hold a lock that a driver call, a function of the program or another thread needs. If a call returns
+//! `false`, it has done nothing. Then release the lock and make the ordinary call.
 
 use std::ffi::c_void;
 use std::ptr::null_mut;
@@ -79,8 +79,8 @@ pub unsafe extern "C" fn millpond_free_unlocked(
 }
 
 /// Allocates a block from the calling thread's cache for a default stream (0, 1 or 2). Returns `false` if the
-/// cache has no such block or the outermost layer is no pool. Also returns `false` if `if_default` is set and
-/// the resource is not the current default of the thread's current device.
+/// cache has no such block or the outermost layer is not a pool. Also returns `false` if `if_default` is set
+/// and the resource is not the current default of the thread's current device.
 ///
 /// # Safety
 /// `resource` is a handle from this library; `ptr` is valid for writes.

@@ -26,10 +26,10 @@ pub type DeallocateFunction = Option<
 /// again.
 pub type FailureFunction = Option<extern "C" fn(context: *mut c_void, bytes: u64) -> bool>;
 
-/// Returns whether the calling thread is to end its wait.
+/// Returns whether the calling thread must end its wait.
 pub type InterruptFunction = Option<extern "C" fn() -> bool>;
 
-/// Ends a context. May be null.
+/// Frees a context. May be null.
 pub type EndFunction = Option<extern "C" fn(context: *mut c_void)>;
 
 /// The value that the program's functions get. It ends with its last user.
@@ -61,12 +61,12 @@ fn pointer(address: u64) -> *mut c_void {
     std::ptr::without_provenance_mut(address as usize)
 }
 
-/// Makes a resource from two functions. `end` gets `context` when the resource has ended, or if this call
-/// fails.
+/// Makes a resource from two functions. The library calls `end` with `context` after the resource is
+/// destroyed, or if this call fails.
 ///
 /// # Safety
 /// `device` is a handle from this library; `resource` is valid for writes. The functions can be called on any
-/// thread, do not unwind, and keep the contract of a resource: blocks do not overlap, belong to the device,
+/// thread, do not unwind, and keep the contract of a resource. Blocks do not overlap, belong to the device,
 /// hold the bytes, start at a multiple of the alignment, and are ordered for the stream. A function may
 /// submit work that uses a block to that stream, unless the stream captures a graph.
 #[unsafe(no_mangle)]
@@ -93,7 +93,7 @@ pub unsafe extern "C" fn millpond_resource_callback(
                     let (bytes, alignment) = (layout.bytes(), layout.alignment());
                     let block = allocate(context.value(), bytes, alignment, pointer(stream.handle()));
                     match block.addr() {
-                        0 => Err(Error::new(ErrorKind::OutOfMemory, "the callback returned no block")),
+                        0 => Err(Error::new(ErrorKind::OutOfMemory, "the callback returned a null pointer")),
                         address => Ok(DevicePtr::new(address as u64)),
                     }
                 },
@@ -110,8 +110,8 @@ pub unsafe extern "C" fn millpond_resource_callback(
 }
 
 /// Adds a failure handler to a resource. When memory is out, `handle` frees memory that the program can
-/// spare, and returns whether to try again. `end` gets `context` when the resource has ended, or if this call
-/// fails.
+/// spare, and returns whether to try again. The library calls `end` with `context` after the resource is
+/// destroyed, or if this call fails.
 ///
 /// # Safety
 /// `upstream` is a handle from this library; `resource` is valid for writes. The functions can be called on

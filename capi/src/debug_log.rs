@@ -2,7 +2,7 @@
 //!
 //! The library shares no `tracing` subscriber with its program, so it has its own. If the environment
 //! variable `RMM_DEBUG_LOG_FILE` names a file, the file gets all lines from level info on. Otherwise only
-//! errors go to standard error. Without this log a program would not hear of a block that it freed twice.
+//! errors go to standard error. Without this log, a program would not learn that it freed a block twice.
 
 use std::sync::atomic::{AtomicI32, Ordering};
 
@@ -32,14 +32,14 @@ pub extern "C" fn millpond_set_logging_level(level: i32) -> Status {
     guarded(|| {
         let known = usize::try_from(level).ok().and_then(|level| LEVELS.get(level));
         let known =
-            known.ok_or_else(|| Error::invalid_argument("a logging level is a number from 0 to 6"))?;
+            known.ok_or_else(|| Error::invalid_argument("a logging level must be a number from 0 to 6"))?;
         debug_log::set_level(*known)?;
         CHOSEN.store(level, Ordering::Relaxed);
         Ok(())
     })
 }
 
-/// Writes the least severe level that the log writes to `level`, as a number of `millpond_set_logging_level`.
+/// Sets `level` to the least severe level that the log writes, as in `millpond_set_logging_level`.
 ///
 /// # Safety
 /// `level` is valid for writes.
@@ -51,8 +51,8 @@ pub unsafe extern "C" fn millpond_logging_level(level: *mut i32) -> Status {
     })
 }
 
-/// Flushes the log. The library hands each line to the system at once, so this call only helps if the file's
-/// system buffers lines.
+/// Flushes the log. The library passes each line to the operating system at once, so this call helps only if
+/// the system buffers lines.
 #[unsafe(no_mangle)]
 pub extern "C" fn millpond_flush_logger() -> Status {
     guarded(debug_log::flush)

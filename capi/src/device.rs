@@ -1,4 +1,4 @@
-//! Devices: opening them, asking them, their streams, and copies.
+//! Devices: open and query them; their streams; copies.
 
 use std::ffi::{c_char, c_void};
 
@@ -17,7 +17,7 @@ pub struct Device(pub(crate) DriverHandle);
 /// Opens a device: `cuda:0`, or a new simulated one, such as `sim:h200`, `sim:8GiB` or `sim:FILE.toml`. Null
 /// opens the default device of the process, always the same one. The library chooses it in this order:
 /// `MILLPOND_DEVICE`; `LOCAL_RANK`, if CUDA sees several devices; `cuda:0`; a simulated H200. A handle alone
-/// uses no memory of a CUDA device: the first stack or call there makes its context.
+/// uses no memory of a CUDA device: the first stack or call on the device makes its context.
 ///
 /// # Safety
 /// `name` is null or a string; `device` is valid for writes.
@@ -50,7 +50,7 @@ pub unsafe extern "C" fn millpond_device_find(
     guarded_here(|| unsafe { put_handle(device, Device(millpond_driver::find(id)?)) })
 }
 
-/// Returns whether CUDA can be used. If it can, device numbers are CUDA's, in `millpond_malloc` too.
+/// Returns whether CUDA can be used. If it can, device numbers are CUDA's, also in `millpond_malloc`.
 #[unsafe(no_mangle)]
 pub extern "C" fn millpond_cuda_is_available() -> bool {
     guarded_or(false, millpond_driver::cuda::is_available)
@@ -167,7 +167,7 @@ pub(crate) fn with_device(device: *const Device, body: impl FnOnce(&DriverHandle
 
 // --- Streams ---
 
-/// Makes a stream of the device. End it with `millpond_stream_destroy`.
+/// Makes a stream of the device. Destroy it with `millpond_stream_destroy`.
 ///
 /// # Safety
 /// `device` is a handle from this library; `stream` is valid for writes.
@@ -185,7 +185,7 @@ pub unsafe extern "C" fn millpond_stream_create(
     })
 }
 
-/// Ends a stream; work that it already has still runs.
+/// Destroys a stream. Work that was submitted to it still runs.
 ///
 /// # Safety
 /// `device` is a handle from this library; the stream is from `millpond_stream_create` with this device.
@@ -210,7 +210,7 @@ pub unsafe extern "C" fn millpond_stream_synchronize(device: *const Device, stre
     })
 }
 
-/// Writes whether the work of a stream is done to `is_done`.
+/// Sets `is_done` to whether the work of a stream is done.
 ///
 /// # Safety
 /// `device` is a handle from this library; the stream is alive; `is_done` is valid for writes.

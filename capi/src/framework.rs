@@ -1,7 +1,7 @@
 //! `malloc` and `free` as PyTorch and CuPy call them, on the default resource of each device.
 //!
-//! A free names no resource, so a table remembers each block. If other streams used a block, it goes back
-//! after the device has finished their work: no stream waits for another.
+//! A free names no resource, so a table remembers the resource of each block. If other streams used a block,
+//! the library frees the block after the device has finished their work. No stream waits for another one.
 
 use std::cell::RefCell;
 use std::ffi::c_void;
@@ -319,8 +319,8 @@ pub unsafe extern "C" fn millpond_malloc(bytes: usize, device: i32, stream: *mut
 }
 
 /// Frees a block, in the order of the stream that it was allocated on, and after all work on the streams that
-/// `millpond_record_stream` named. Ignores a null pointer, and every block in a forked copy of the process.
-/// Also ignores `bytes`, `device` and `stream`, because the library knows them.
+/// `millpond_record_stream` named. Ignores a null pointer. In a forked child, ignores every block. Also
+/// ignores `bytes`, `device` and `stream`, because the library knows them.
 ///
 /// # Safety
 /// The block is from `millpond_malloc`. All work that uses it on unrecorded streams is ordered before the
@@ -336,19 +336,19 @@ pub(crate) fn refused(error: &Error) {
     tracing::error!(target: "millpond::misuse", %error, "a free was refused");
 }
 
-/// Returns how many frees were ignored. Their blocks had been lost in a reset of the device's context, and
-/// another block had their address.
+/// Returns the number of ignored frees. A free is ignored if a reset of the device's context destroyed its
+/// block, and a newer block has the same address.
 #[unsafe(no_mangle)]
 pub extern "C" fn millpond_stale_frees() -> u64 {
     STALE_FREES.load(Ordering::Relaxed)
 }
 
-/// Announces that work on `stream` uses a block. After its free, the block goes back only when that work is
-/// done.
+/// Announces that work on `stream` uses a block. After the program frees the block, its memory is reused only
+/// when that work is done.
 ///
 /// # Safety
-/// The stream belongs to the block's device, and stays alive until the block is freed. If it captures a graph
-/// at that time, it stays alive after that too.
+/// The stream belongs to the block's device, and stays alive until the block is freed. If the stream captures
+/// a graph at that time, it stays alive after that, too.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn millpond_record_stream(ptr: *mut c_void, stream: *mut c_void) -> Status {
     guarded(|| {
@@ -380,8 +380,8 @@ pub unsafe extern "C" fn millpond_block_size(ptr: *mut c_void, bytes: *mut u64) 
     })
 }
 
-/// Trims the default resource of every device that was asked for memory: its free memory goes back to the
-/// driver.
+/// Returns free memory to the driver: trims the default resource of every device from which memory was
+/// requested.
 #[unsafe(no_mangle)]
 pub extern "C" fn millpond_empty_cache() -> Status {
     guarded(|| {

@@ -2,8 +2,8 @@
 //!
 //! A graph uses the same addresses at each launch. So a capture allocates from a scope, which keeps the
 //! memory as long as the graphs of its pool. PyTorch passes a filter that says which streams belong to a
-//! capture. Calling it would need the layout of a C++ object, so it is not called. The driver numbers
-//! captures instead, and says which one a stream belongs to.
+//! capture. The library does not call this filter, because a call would need the layout of a C++ object. The
+//! driver numbers the captures, so the library asks the driver to which capture a stream belongs.
 
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -439,8 +439,8 @@ pub extern "C" fn millpond_end_allocate_to_pool(device: i32, pool: GraphPoolId) 
     });
 }
 
-/// Releases a graph's use of a pool. After the last release, the pool's memory goes back when the device has
-/// finished all work. For PyTorch's `set_release_pool`.
+/// Releases a graph's use of a pool. After the last release, the library frees the pool's memory when the
+/// device has finished all work. For PyTorch's `set_release_pool`.
 #[unsafe(no_mangle)]
 pub extern "C" fn millpond_release_pool(device: i32, pool: GraphPoolId) {
     guarded(|| {

@@ -15,15 +15,16 @@ use parking_lot::RwLock;
 
 use crate::status::{Status, guarded, guarded_here};
 
-/// Captures the calling thread's stack: returns the same number for equal stacks, 0 for none. It is called in
-/// each recorded call, on any thread, without a lock.
+/// Captures the calling thread's call stack, and returns its number. Equal call stacks have the same number;
+/// 0 means that there is none. The library calls this function in each recorded call, on any thread, without
+/// a lock.
 pub type CaptureFunction = Option<extern "C" fn() -> u64>;
 
-/// Takes one frame of a stack: the function, the file and the line.
+/// Receives one frame of a call stack: the function, the file and the line.
 pub type AddFrameFunction =
     Option<extern "C" fn(list: *mut c_void, name: *const c_char, file: *const c_char, line: u64)>;
 
-/// Calls `add` with `list` and each frame of a captured stack, the innermost first.
+/// Calls `add` with `list` and each frame of a captured call stack, innermost first.
 pub type FramesFunction = Option<extern "C" fn(stack: u64, list: *mut c_void, add: AddFrameFunction)>;
 
 /// The recorder of this process, while it records.
@@ -88,8 +89,8 @@ fn note_free(recorder: &Recorder, resource: &AnyResource, ptr: DevicePtr, bytes:
     }
 }
 
-/// Sets the functions that capture and name the stacks of the history. Without them, it has the stacks of
-/// machine code. They may be called on any thread until the process ends.
+/// Sets the functions that capture the call stacks of the history and return their frames. Without them, the
+/// history has native call stacks. The library may call the functions on any thread until the process ends.
 ///
 /// # Safety
 /// Both functions can be called until the process ends, and do not unwind.
@@ -127,10 +128,11 @@ extern "C" fn add_frame(list: *mut c_void, name: *const c_char, file: *const c_c
 }
 
 /// Records the last `events` allocations, frees, segments and failed requests of this process, for
-/// `millpond_memory_snapshot`. `stacks` says which stacks it captures: 0 for none, 1 for live blocks only, 2
-/// for allocations, 3 for frees too. A bit in `skipped` leaves out an action, in the order `alloc`,
-/// `free_requested`, `free_completed`, `segment_alloc`, `segment_free`, `segment_map`, `segment_unmap`,
-/// `oom`. The same options again change nothing, unless `is_new` is set: then the history begins anew.
+/// `millpond_memory_snapshot`. `stacks` selects the events whose call stack is captured: 0 for none, 1 for
+/// allocations of live blocks, 2 for all allocations, 3 for frees, too. Each bit of `skipped` leaves out one
+/// action. The lowest bit is `alloc`; the next bits are `free_requested`, `free_completed`, `segment_alloc`,
+/// `segment_free`, `segment_map`, `segment_unmap` and `oom`. If the history already has these options, the
+/// call changes nothing, unless `is_new` is set. Then the history begins anew.
 #[unsafe(no_mangle)]
 pub extern "C" fn millpond_record_history(events: usize, stacks: i32, skipped: u32, is_new: bool) -> Status {
     guarded_here(|| {
@@ -139,7 +141,7 @@ pub extern "C" fn millpond_record_history(events: usize, stacks: i32, skipped: u
             1 => RecordStacks::Live,
             2 => RecordStacks::Allocations,
             3 => RecordStacks::All,
-            _ => return Err(Error::invalid_argument("`stacks` is a number from 0 to 3")),
+            _ => return Err(Error::invalid_argument("`stacks` must be a number from 0 to 3")),
         };
         let options = RecordOptions::default().events(events).stacks(stacks).skipped(skipped);
         let mut now = RECORDER.write();
@@ -152,7 +154,7 @@ pub extern "C" fn millpond_record_history(events: usize, stacks: i32, skipped: u
     })
 }
 
-/// Ends the history, and forgets it.
+/// Stops recording, and discards the history.
 #[unsafe(no_mangle)]
 pub extern "C" fn millpond_stop_history() -> Status {
     guarded(|| {

@@ -87,10 +87,10 @@ pub unsafe extern "C" fn millpond_logging_file(resource: *const Resource, path: 
     })
 }
 
-/// Writes the number of bins of the adaptor `binning`, which must be the outermost layer, to `count`. For the
-/// bin with index `bin`, writes its largest request in bytes, and the resource that was given for it, as a
-/// handle that the caller owns. The handle is null if the bin allocates its own blocks or if `bin` is past
-/// the last bin.
+/// Describes the bins of the adaptor `binning`, which must be the outermost layer. Writes the number of bins
+/// to `count`. For the bin with index `bin`, writes the largest request in bytes that the bin serves. Also
+/// writes the resource that was given for this bin, as a handle that the caller owns. The handle is null if
+/// the bin allocates its own blocks or if `bin` is past the last bin.
 ///
 /// # Safety
 /// `resource` is a handle from this library; the results are valid for writes.
@@ -162,8 +162,9 @@ pub unsafe extern "C" fn millpond_resource_name(resource: *const Resource, name:
     })
 }
 
-/// Reads an amount of memory. Writes its bytes if it is a size, such as `4GiB`, or its percentage if it is a
-/// share of the free memory, such as `50%`; the other result is 0. Refuses a small number without a unit.
+/// Reads an amount of memory from text. For a size, such as `4GiB`, writes the number of bytes. For a share
+/// of the free memory, such as `50%`, writes the percentage. The other result is 0. Refuses a small number
+/// without a unit.
 ///
 /// # Safety
 /// `size` is a string; both results are valid for writes.
@@ -192,7 +193,7 @@ pub unsafe extern "C" fn millpond_parse_size(
     })
 }
 
-/// Writes the bytes that the adaptor `limiting` has allocated, and its limit in bytes.
+/// Writes the live bytes of the adaptor `limiting`, and its limit in bytes.
 ///
 /// # Safety
 /// `resource` is a handle from this library; both numbers are valid for writes.

@@ -6,7 +6,7 @@
 //! | `device` | devices, their streams, copies |
 //! | `oracle` | the checks of a simulated device, for the tests of the Python package |
 //! | `order` | ordering of streams around a use of memory |
-//! | `resource` | stacks of resources: build, allocate, free, ask |
+//! | `resource` | stacks of resources: build, allocate, free, query |
 //! | `layers` | functions of single layers that a stack's text does not offer |
 //! | `registry` | the default resource of each device |
 //! | `callback` | resources and failure handlers made from functions of the program |
@@ -20,7 +20,8 @@
 //!
 //! # Rules
 //! - A function that can fail returns a [`Status`](status::Status). It writes its results through its last
-//!   arguments, only if it succeeds. An error's text belongs to the thread, until its next failing call.
+//!   arguments, only if it succeeds. The text of an error is valid on this thread until the thread's next
+//!   failing call.
 //! - Handles are pointers to opaque types. The caller owns each returned handle and frees it with the `_free`
 //!   function of its type. Functions refuse a null handle; `_free` ignores it.
 //! - A `stream` is a `cudaStream_t` or `CUstream`; null is the legacy default stream. It is alive during the

@@ -14,11 +14,11 @@ use crate::status::{Status, borrowed, end, guarded, guarded_or, put, put_handle,
 #[derive(Debug)]
 pub struct Manager(Arc<MillpondMemoryManager>);
 
-/// Memory of a manager. A reset of the manager ends the memory; the handle must still be freed.
+/// Memory of a manager. A reset of the manager frees the memory, but the handle must still be freed.
 #[derive(Debug)]
 pub struct Memory(MemoryPointer);
 
-/// Defers cleanup until it is freed.
+/// While this handle exists, the manager defers its cleanup.
 #[derive(Debug)]
 pub struct Deferral(#[expect(dead_code, reason = "its end is what counts")] DeferCleanup);
 
@@ -37,7 +37,8 @@ pub unsafe extern "C" fn millpond_manager_new(device: *const Device, manager: *m
     })
 }
 
-/// Frees a handle. The manager's memory stays until it is freed. Does nothing for null.
+/// Frees the handle of a manager. Memory from the manager stays valid until it is freed. Does nothing for
+/// null.
 ///
 /// # Safety
 /// `manager` is null, or a handle from this library, and is not used again.
@@ -96,7 +97,8 @@ pub unsafe extern "C" fn millpond_memory_free(memory: *mut Memory) {
     unsafe { end(memory) }
 }
 
-/// Returns whether the memory exists and no reset has ended it; `false` for null.
+/// Returns whether the memory is valid; `false` after a reset of the manager or of the device's context, and
+/// for null.
 ///
 /// # Safety
 /// `memory` is null or a handle from this library.
@@ -107,8 +109,8 @@ pub unsafe extern "C" fn millpond_memory_is_live(memory: *const Memory) -> bool 
     guarded_or(false, || memory.is_some_and(|memory| memory.0.is_live()))
 }
 
-/// Announces that work on `stream` uses the memory. After its free, the memory goes back only when that work
-/// is done.
+/// Announces that work on `stream` uses the memory. After the program frees the memory, it is reused only
+/// when that work is done.
 ///
 /// # Safety
 /// Both are handles from this library; the stream is alive and belongs to the device.
@@ -148,8 +150,8 @@ pub unsafe extern "C" fn millpond_manager_memory_info(
     })
 }
 
-/// Writes CUDA's legacy handle of the memory for another process (64 bytes), and the offset of the memory
-/// from the start of the allocation that the handle names.
+/// Writes CUDA's legacy handle (64 bytes), through which another process can open the memory. Also writes the
+/// offset of the memory from the start of the allocation that the handle names.
 ///
 /// # Safety
 /// Both are handles from this library; `handle` is valid for writes of 64 bytes, and `offset` of a number.
@@ -177,7 +179,7 @@ pub unsafe extern "C" fn millpond_manager_ipc_handle(
     })
 }
 
-/// Ends all memory of the manager.
+/// Frees all memory of the manager.
 ///
 /// # Safety
 /// `manager` is a handle from this library.

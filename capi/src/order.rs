@@ -1,8 +1,8 @@
 //! Orders streams after each other, for buffers whose owner uses another language.
 //!
-//! A buffer has one stream, and goes back in the order of this stream. Before work on another stream uses the
+//! A buffer has one stream, and is freed in the order of this stream. Before work on another stream uses the
 //! buffer, call `millpond_stream_follow` to make that stream follow the buffer's stream. After the work, call
-//! it again the other way round.
+//! it again, to make the buffer's stream follow the other stream.
 
 use std::ffi::c_void;
 
@@ -75,7 +75,7 @@ pub unsafe extern "C" fn millpond_device_wait(device: *const Device) -> Status {
     with_device(device, wait_for_device)
 }
 
-/// Writes the identity of a stream. `millpond_stream_follow_if_alive` recognizes the stream by it.
+/// Writes the identity of a stream, by which `millpond_stream_follow_if_alive` recognises the stream later.
 ///
 /// # Safety
 /// `device` is a handle from this library; the stream is alive; `id` is valid for writes.
@@ -90,9 +90,9 @@ pub unsafe extern "C" fn millpond_stream_id(
 }
 
 /// Makes later work of `stream` wait for the work submitted to `other`, like `millpond_stream_wait`. If the
-/// driver refuses, the host waits for `other`. If one of the two captures a graph and the other is not part
-/// of it, the host waits for the device: work from before the capture runs, and captured work does not run
-/// yet. The call ends no capture.
+/// driver refuses, the host waits for `other`. If one of the two streams captures a graph and the other is
+/// not part of the capture, the host waits for the device. This completes all work from before the capture;
+/// captured work does not run yet. The call ends no capture.
 ///
 /// # Safety
 /// `device` is a handle from this library; both streams are alive.
@@ -122,9 +122,10 @@ pub unsafe extern "C" fn millpond_stream_follow(
     })
 }
 
-/// Like `millpond_stream_follow`, for a stream of an earlier call that may have ended since. `id` is the
-/// identity that `millpond_stream_id` wrote for it then. If the stream is not known to be alive, or one of
-/// the two captures a graph, the host waits for the device. The call ends no capture.
+/// Like `millpond_stream_follow`, but `other` may have been destroyed since an earlier call. `id` is the
+/// identity that `millpond_stream_id` wrote for `other` at that time. If the library does not know that
+/// `other` is alive, or if one of the two captures a graph, the host waits for the device. The call ends no
+/// capture.
 ///
 /// # Safety
 /// `device` is a handle from this library; `stream` is alive.

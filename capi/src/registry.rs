@@ -37,9 +37,9 @@ pub unsafe extern "C" fn millpond_get_current_device_resource(resource: *mut *mu
     guarded_here(|| unsafe { put_handle(resource, Resource::new(registry::get_current_device_resource()?)) })
 }
 
-/// Makes a resource the default of its device. Writes the previous default to `previous`, unless that is
-/// null; writes null if the device had no default yet. Blocks still go back to the resource that they came
-/// from.
+/// Makes a resource the default of its device. Writes the previous default to `previous`, unless `previous`
+/// is null; writes null if the device had no default yet. Blocks from the previous default still return to
+/// it.
 ///
 /// # Safety
 /// `resource` is a handle from this library, and the caller still owns it; `previous` is null or valid for

@@ -1,4 +1,4 @@
-//! Stacks of resources: build, allocate, free, ask.
+//! Stacks of resources: build them, allocate and free blocks, and query them.
 
 use std::ffi::{c_char, c_void};
 use std::fmt;
@@ -171,7 +171,8 @@ pub unsafe extern "C" fn millpond_resource_clone(
     with_resource(resource, |resource| unsafe { put_handle(clone, Resource::new(resource.clone())) })
 }
 
-/// Frees a handle; the resource ends with its last handle. Does nothing for null.
+/// Frees a handle. The resource lives as long as it has another owner (see `millpond_resource_owners`). Does
+/// nothing for null.
 ///
 /// # Safety
 /// `resource` is null, or a handle from this library, and is not used again.
@@ -181,8 +182,8 @@ pub unsafe extern "C" fn millpond_resource_free(resource: *mut Resource) {
     unsafe { end(resource) }
 }
 
-/// Allocates a block for use on `stream`, at a multiple of `alignment` (at least 256; 0 means 256). The block
-/// of 0 bytes is a null pointer.
+/// Allocates a block for use on `stream`, at a multiple of `alignment` (at least 256; 0 means 256). For 0
+/// bytes, the result is a null pointer.
 ///
 /// # Safety
 /// `resource` is a handle from this library; the stream is alive and belongs to the device; `ptr` is valid
@@ -318,7 +319,7 @@ pub unsafe extern "C" fn millpond_resource_is_equal(one: *const Resource, other:
     guarded_or(false, || one.zip(other).is_some_and(|(one, other)| one.0.is_equal(&*other.0)))
 }
 
-/// Writes whether the device and the host can access the memory at its address.
+/// Writes whether the device, and whether the host, can access the resource's memory at its address.
 ///
 /// # Safety
 /// `resource` is a handle from this library; both are valid for writes.
@@ -354,7 +355,8 @@ pub unsafe extern "C" fn millpond_resource_memory_info(
     })
 }
 
-/// Returns free memory to the device until at most `keep_bytes` are held. `freed_bytes` may be null.
+/// Releases free memory to the device until the resource holds at most `keep_bytes`. Writes the number of
+/// bytes released to `freed_bytes`, unless that is null.
 ///
 /// # Safety
 /// `resource` is a handle from this library; `freed_bytes` is null or valid for writes.
@@ -371,7 +373,8 @@ pub unsafe extern "C" fn millpond_resource_trim(
     })
 }
 
-/// Writes the counters of the nearest layer that counts. `MILLPOND_STATUS_UNSUPPORTED` if no layer counts.
+/// Writes the counters of the nearest layer that counts. Returns `MILLPOND_STATUS_UNSUPPORTED` if no layer
+/// counts.
 ///
 /// # Safety
 /// `resource` is a handle from this library; `statistics` is valid for writes.
@@ -419,8 +422,8 @@ pub unsafe extern "C" fn millpond_resource_memory_report(
     })
 }
 
-/// Writes the layers' facts about the live block that starts at `ptr`, as JSON; null if no layer knows the
-/// block. Free it with `millpond_string_free`.
+/// Writes everything that the layers know about the live block that starts at `ptr`, as JSON; null if no
+/// layer knows the block. Free it with `millpond_string_free`.
 ///
 /// # Safety
 /// `resource` is a handle from this library; `block` is valid for writes.
@@ -452,7 +455,7 @@ pub unsafe extern "C" fn millpond_resource_clear_counters(resource: *const Resou
 
 // --- The adaptor `statistics` ---
 
-/// Writes the counters of the present level of the adaptor `statistics`.
+/// Writes the counters of the newest level of the adaptor `statistics`.
 ///
 /// # Safety
 /// `resource` is a handle from this library; `counters` is valid for writes.
@@ -464,7 +467,7 @@ pub unsafe extern "C" fn millpond_statistics_counters(
     with_counters(resource, counters, |adaptor| Ok(adaptor.counters()))
 }
 
-/// Starts a level with all counters at zero. Writes the counters of the level below.
+/// Starts a level with all counters at zero. Writes the counters of the level around it.
 ///
 /// # Safety
 /// `resource` is a handle from this library; `counters` is valid for writes.
@@ -476,7 +479,7 @@ pub unsafe extern "C" fn millpond_statistics_push(
     with_counters(resource, counters, |adaptor| Ok(adaptor.push_counters()))
 }
 
-/// Ends the present level. Writes its counters and adds them to the level below.
+/// Ends the newest level. Writes its counters, and adds them to the level around it.
 ///
 /// # Safety
 /// `resource` is a handle from this library; `counters` is valid for writes.
@@ -534,7 +537,7 @@ pub unsafe extern "C" fn millpond_tracking_outstanding(
     })
 }
 
-/// Writes all rows that the adaptor `logging` still buffers.
+/// Flushes the adaptor `logging`: writes all buffered rows to the file.
 ///
 /// # Safety
 /// `resource` is a handle from this library.

@@ -13,8 +13,9 @@ use crate::status::{Status, guarded_here, put};
 
 /// Writes a snapshot of memory, as a pickle in the format of PyTorch's `torch.cuda.memory._dump_snapshot`,
 /// and its size in bytes. A null resource stands for all memory behind `millpond_malloc`. The snapshot has
-/// the events of the resource's adaptor `recording`, or else of the history. Free the bytes with
-/// `millpond_bytes_free`. `MILLPOND_STATUS_UNSUPPORTED` if no layer of the resource knows its blocks.
+/// the events of the resource's adaptor `recording`; without that adaptor, it has the events of the history.
+/// Free the bytes with `millpond_bytes_free`. Returns `MILLPOND_STATUS_UNSUPPORTED` if no layer of the
+/// resource knows its blocks.
 ///
 /// # Safety
 /// `resource` is null or a handle from this library; `bytes` and `size` are valid for writes.

@@ -20,13 +20,13 @@ pub enum Status {
     Ok = 0,
     /// No free block of that size exists, even after waiting for the device.
     OutOfMemory = 1,
-    /// An argument is invalid, whatever the state of memory.
+    /// An argument is invalid, however much memory is free.
     InvalidArgument = 2,
     /// The text of a stack is malformed, or names something that does not exist.
     InvalidStack = 3,
     /// There is no CUDA driver, or no such device.
     NoDevice = 4,
-    /// The driver or the device does not support it.
+    /// The driver or the device does not support the operation.
     Unsupported = 5,
     /// The driver reported an error.
     Driver = 6,
@@ -208,8 +208,8 @@ pub(crate) fn stream_of(driver: &DriverHandle, stream: *mut c_void) -> Result<St
     call(&**driver, |driver| unsafe { driver.stream_ref(handle) }).map_err(|error| {
         match error.driver_error().is_some_and(|error| error.code() == DriverError::INVALID_HANDLE) {
             true => Error::invalid_argument(format!(
-                "{} has no stream {handle:#x}: it has ended, or it belongs to another device; keep a stream \
-                 until its last use, and use one of the memory's device",
+                "{} has no stream {handle:#x}: it was destroyed, or it belongs to another device; keep a \
+                 stream until its last use, and use a stream of the memory's device",
                 driver.device()
             )),
             false => error,
@@ -282,7 +282,7 @@ fn report_with(choose: impl FnOnce(&(CString, CString)) -> *const c_char) -> *co
 }
 
 /// Returns the state of memory at the last failed call on this thread, and advice, as text. Null if the call
-/// did not run out of memory, or nothing is known. Valid until the thread's next failing call.
+/// did not run out of memory, or if there is no report. Valid until the thread's next failing call.
 #[unsafe(no_mangle)]
 pub extern "C" fn millpond_error_report() -> *const c_char {
     report_with(|report| report.0.as_ptr())

@@ -1,4 +1,5 @@
-//! `malloc` functions that throw C++ exceptions: PyTorch and CuPy take a null pointer for a block.
+//! `malloc` functions that throw C++ exceptions, because PyTorch and CuPy would use a null pointer as a
+//! block.
 
 use std::ffi::c_void;
 use std::ptr::null_mut;

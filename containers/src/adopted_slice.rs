@@ -23,9 +23,9 @@ use crate::event::order;
 /// The memory of one `CudaSlice` that a container took over from cudarc. It is the resource of the buffer
 /// that [`CudaBuffer::adopt`](crate::CudaBuffer::adopt) returns.
 ///
-/// The resource holds the slice. So in the end cudarc frees the memory: on the slice's stream, and after all
-/// work of millpond on the memory. The resource has only this one block. A container over it can shrink, and
-/// grow again up to its capacity, but not beyond.
+/// The resource holds the slice. When the container is dropped, cudarc frees the memory on the slice's
+/// stream, after all work of millpond on the memory. The resource has only this one block. So a container
+/// over it cannot grow beyond its capacity.
 ///
 /// ```no_run
 /// use millpond_containers::{AdoptedSlice, CudaBuffer};
@@ -73,7 +73,8 @@ impl<T> AdoptedSlice<T> {
         let ptr = if layout.bytes() == 0 { DevicePtr::NULL } else { DevicePtr::new(address) };
         if !ptr.is_aligned_to(layout.alignment()) {
             return Err(Error::invalid_argument(format!(
-                "the slice is at {ptr}, which is not aligned to {} bytes; is it a part of an allocation?",
+                "the slice at {ptr} is not aligned to {} bytes, so it may begin inside an allocation; adopt \
+                 a whole allocation",
                 layout.alignment()
             )));
         }
@@ -133,7 +134,7 @@ impl<T> AdoptedSlice<T> {
 }
 
 fn gone() -> Error {
-    Error::invalid_argument("the slice was freed or given back already")
+    Error::invalid_argument("the slice was already freed or given back")
 }
 
 /// A container leaves the memory here if it was taken apart, or if it could not be ordered when it was
@@ -175,7 +176,7 @@ unsafe impl<T: Any> DeviceMemoryResource for AdoptedSlice<T> {
         if layout.bytes() == 0 {
             return Ok(DevicePtr::NULL);
         }
-        let message = "memory that was taken over from cudarc does not grow; copy it into a container over \
+        let message = "memory that was taken over from cudarc cannot grow; copy it into a container over \
                        another resource (copy_of)";
         let error = Error::invalid_argument(message).for_request(layout, stream);
         Err(error.on_device(self.driver.device()).in_stack(self))

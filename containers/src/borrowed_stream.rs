@@ -58,9 +58,9 @@ impl<'a> BorrowedStream<'a> {
     ///
     /// # Safety
     /// The handle names a stream of the driver's device, and the stream lives as long as `'a`. If this driver
-    /// did not make the stream, the rule of [`StreamRef::foreign`] also applies: the stream lives as long as
-    /// a [`StreamRef`] of it is passed to calls. [`as_ref`](Self::as_ref) returns such a `StreamRef`, and
-    /// safe code may keep it.
+    /// did not make the stream, the rule of [`StreamRef::foreign`] also applies. The stream must live as long
+    /// as a [`StreamRef`] of it is passed to calls. [`as_ref`](Self::as_ref) returns such a `StreamRef`,
+    /// which safe code may keep.
     pub unsafe fn from_raw(driver: DriverHandle, handle: u64) -> Result<Self> {
         // SAFETY: the caller's promise.
         let stream = call(&*driver, |driver| unsafe { driver.stream_ref(handle) })?;
@@ -68,10 +68,10 @@ impl<'a> BorrowedStream<'a> {
     }
 
     /// Returns the stream as an argument for calls. The result may outlive the borrow:
-    /// - If the driver made the stream and it was destroyed, calls with it fail.
-    /// - Default streams always live.
-    /// - If the stream was made elsewhere, the caller of [`from_raw`](Self::from_raw) has guaranteed that it
-    ///   lives.
+    /// - If the driver made the stream, calls with the result fail after the stream is destroyed.
+    /// - A default stream always lives.
+    /// - If another library made the stream, the caller of [`from_raw`](Self::from_raw) has guaranteed that
+    ///   it lives.
     pub fn as_ref(&self) -> StreamRef {
         self.stream
     }

@@ -4,8 +4,7 @@ use std::fmt;
 
 use millpond_core::Error;
 
-/// A value that could not be converted, and the reason. The value is unchanged, so a failed conversion loses
-/// nothing.
+/// The error of a failed conversion: the reason, and the value, which is unchanged.
 ///
 /// `?` turns this error into an [`Error`], and drops the value.
 ///

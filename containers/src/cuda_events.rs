@@ -120,7 +120,8 @@ impl Reads {
             }
             // Not stored in the context, because cudarc does not wait while an error is stored.
             Err(error) => {
-                tracing::debug!(target: "millpond::containers", code = error.0 as u32, "a read has no event");
+                tracing::debug!(target: "millpond::containers", code = error.0 as u32, "cudarc has no event \
+                    for a read");
                 SyncOnDrop::sync_stream(stream)
             }
         }

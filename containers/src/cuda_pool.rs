@@ -4,15 +4,15 @@ use millpond_core::Result;
 use millpond_driver::cuda::CudaDriver;
 use millpond_resources::memory_pool::{CurrentPool, MemoryPoolOptions};
 
-/// Creates a pool of CUDA's stream-ordered allocator with these options. On this device, cudarc then
-/// allocates from the pool. candle and luminal allocate through cudarc, so this one line also configures
-/// them. The rest of the program stays as it is.
+/// Creates a pool of CUDA's stream-ordered allocator with these options. Then cudarc allocates from the pool
+/// on this device. candle and luminal allocate through cudarc, so they use the pool, too. You need not change
+/// the rest of the program.
 ///
 /// Until the result is dropped, the pool serves every `cuMemAllocAsync` of the process on the device. After
 /// that, the previous pool serves these calls again. So keep the result in `main`. Memory from the pool stays
 /// valid until it is freed, even after the result is dropped.
 ///
-/// By default, CUDA gives all free memory of a pool back to the device at each synchronisation. To keep the
+/// By default, CUDA returns all free memory of a pool to the device at each synchronisation. To keep the
 /// memory for later allocations, set [`release_threshold`](MemoryPoolOptions::release_threshold).
 /// [`max_bytes`](MemoryPoolOptions::max_bytes) limits the pool. [`reuse`](MemoryPoolOptions::reuse) decides
 /// how the pool may reuse memory that other streams have freed.

@@ -23,7 +23,8 @@ pub(crate) unsafe fn checked_stream(
     let (device, ordinal) = (resource.driver().device(), stream.context().ordinal());
     if !device.is_cuda() || device.ordinal() as usize != ordinal {
         return Err(Error::invalid_argument(format!(
-            "the stream belongs to CUDA device {ordinal}, but the memory belongs to {device}"
+            "the stream belongs to CUDA device {ordinal}, but the memory belongs to {device}; use a stream \
+             of that device"
         )));
     }
     // SAFETY: the caller's promise.

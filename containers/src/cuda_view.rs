@@ -26,7 +26,7 @@ use crate::{DeviceBuffer, DeviceScalar, DeviceVec};
 /// A view of a `CudaBuffer` has the events of the buffer. So cudarc orders uses of the view on any stream, as
 /// it does for the [buffer](crate::CudaBuffer#several-streams). A view of another container has no events. If
 /// cudarc copies such a view on another stream, that stream waits for the container's stream, and the host
-/// waits for the copy. A kernel launch with such a view orders nothing.
+/// waits for the copy. If you pass such a view to a kernel on another stream, order that stream yourself.
 ///
 /// ```no_run
 /// use millpond_containers::DeviceVec;

@@ -23,7 +23,7 @@ pub fn available_device_memory() -> Result<MemoryInfo> {
 }
 
 /// Returns `percent` percent of the current device's free memory, in bytes, rounded down to a multiple of
-/// 256. For example, a pool can have this initial size.
+/// 256. Use it, for example, as the initial size of a pool.
 ///
 /// # Errors
 /// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) for less than 0 or more than 100 percent,
@@ -47,16 +47,16 @@ pub enum PrefetchTo {
     Host,
 }
 
-/// Moves a range of managed memory, in the order of `stream`. If the device can access system memory, the
-/// range may also be system memory. Returns whether the move was submitted. It returns `false` for an empty
-/// range and for other memory. It also returns `false` if host and device cannot use managed memory at the
-/// same time.
+/// Moves a range of managed memory to the device or to the host, in the order of `stream`. If the device can
+/// access system memory, the range may also be system memory. Returns whether the move was submitted. The
+/// result is `false` for an empty range and for other memory. It is also `false` if host and device cannot
+/// use managed memory at the same time.
 ///
 /// # Errors
 /// The driver's errors.
 ///
 /// # Safety
-/// The range is memory that the driver's device can use, and stays so until `stream` has passed this point.
+/// The driver's device can use the range, and can still use it when `stream` reaches the move.
 pub unsafe fn prefetch(
     driver: &dyn Driver,
     ptr: DevicePtr,

@@ -62,7 +62,8 @@ impl<T, R: DeviceMemoryResource> DeviceScalar<T, R> {
         self.vec.set_to_zero_async(0)
     }
 
-    /// Stores another stream for later work, and orders it after the previous one.
+    /// Stores another stream for later work. Later work on that stream runs after the earlier work on the
+    /// previous one.
     ///
     /// # Errors
     /// The driver's errors. The scalar then keeps its previous stream.
@@ -107,7 +108,9 @@ impl<T, R: DeviceMemoryResource> DeviceScalar<T, R> {
     pub fn from_vec(vec: DeviceVec<T, R>) -> Result<Self> {
         match vec.len() {
             1 => Ok(Self { vec }),
-            len => Err(Error::invalid_argument(format!("a scalar is made of one value, not of {len}"))),
+            len => Err(Error::invalid_argument(format!(
+                "a scalar needs a vector of 1 value, but this vector has {len}"
+            ))),
         }
     }
 

@@ -12,8 +12,8 @@ use millpond_resources::{AnyHostResource, HostResource};
 /// An `allocator_api2` allocator over a resource whose memory the host can access. Vectors, boxes and maps
 /// can allocate with it. A kernel can read their contents at the same address.
 ///
-/// Before a collection frees memory, the device has completed all work on that memory. If the resource
-/// returns an error, the allocator logs it, because [`AllocError`] has no text.
+/// The program must wait for all work of the device on a collection's memory before the collection frees that
+/// memory. If the resource returns an error, the allocator logs it, because [`AllocError`] has no text.
 ///
 /// ```
 /// use allocator_api2::vec::Vec;

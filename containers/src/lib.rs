@@ -7,14 +7,14 @@
 //! | [`DeviceScalar`] | one value in device memory |
 //! | [`HostStaging`], [`HostCopy`] | pinned host memory for asynchronous copies |
 //! | [`Stream`], [`BorrowedStream`] | a stream that destroys itself, and a stream that something else owns |
-//! | [`StreamPool`] | a fixed set of streams, used in turn |
+//! | [`StreamPool`] | a fixed number of streams, lent in turn |
 //! | [`Event`] | an event that destroys itself |
 //! | [`DeviceGuard`] | makes a device current on the thread until it is dropped |
 //! | [`prefetch`] | moves managed memory; buffers and vectors also have a method for it |
 //! | [`available_device_memory`], [`percent_of_free_device_memory`] | the free memory of the current device |
 //! | [`StreamAllocator`] | a resource together with a stream |
 //! | `HostAllocator` | with the feature `allocator-api2`: host collections in a resource's memory |
-//! | `CudaBuffer` | with the feature `cudarc`: values in device memory that cudarc takes as a `CudaSlice` |
+//! | `CudaBuffer` | with the feature `cudarc`: values in device memory that cudarc accepts as a `CudaSlice` |
 //! | `CudaBufferView`, `CudaBufferViewMut` | with the feature `cudarc`: a part of such values |
 //! | `use_pool_in_cudarc` | with the feature `cudarc`: makes cudarc allocate from a configured driver pool |
 //! | `AdoptedSlice` | with the feature `cudarc`: the memory of a `CudaSlice` that a container took over |

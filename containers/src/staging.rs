@@ -17,9 +17,9 @@ use crate::Event;
 ///
 /// A copy to the device first goes into a block of this memory, so the caller may change or drop its slice at
 /// once. A copy from the device ends in such a block, and [`HostCopy`] returns the values from there. When
-/// the device has completed the copy, the block can be used again. So there are only as many blocks as copies
-/// that were under way at the same time. [`trim`](Self::trim) frees unused blocks. Threads may share this
-/// value.
+/// the device has completed the copy, later copies reuse the block. So the number of blocks is the largest
+/// number of copies that were under way at the same time. [`trim`](Self::trim) frees unused blocks. Threads
+/// may share this value.
 ///
 /// ```
 /// use millpond_containers::{DeviceVec, HostStaging, Stream};

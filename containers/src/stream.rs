@@ -11,7 +11,7 @@ use millpond_core::driver::call;
 /// An owned stream. Dropping it destroys the stream. Work that was submitted before still runs to its end.
 ///
 /// Calls accept the stream as a [`StreamRef`], which does not keep it alive. Drop a stream after the buffers
-/// that use it. If a buffer's stream is gone, the buffer waits for the device at its next use.
+/// that use it. If a buffer's stream was destroyed, the buffer waits for the whole device at its next use.
 ///
 /// ```
 /// use millpond_containers::Stream;

@@ -7,8 +7,8 @@ use millpond_core::{DriverHandle, Error, Result};
 
 use crate::Stream;
 
-/// A fixed number of streams of one device, which are lent in turn. A program with such a pool creates no
-/// streams while it works.
+/// A fixed number of streams of one device. A program that borrows its streams from a pool creates no streams
+/// while it works.
 ///
 /// The pool lends its streams in turn: after [`len`](Self::len) calls, the first stream is lent again.
 /// Dropping the pool destroys the streams.
@@ -40,7 +40,7 @@ impl StreamPool {
     /// errors.
     pub fn new(driver: DriverHandle, len: usize, flags: StreamFlags) -> Result<Self> {
         if len == 0 {
-            return Err(Error::invalid_argument("a pool of 0 streams has none to hand out; use 1 or more"));
+            return Err(Error::invalid_argument("a pool of 0 streams cannot lend a stream; use 1 or more"));
         }
         let streams = (0..len).map(|_| Stream::new(driver.clone(), flags)).collect::<Result<_>>()?;
         Ok(Self { streams, next: AtomicUsize::new(0) })

@@ -7,14 +7,15 @@ use crate::{Result, StreamRef};
 
 /// A pool, as seen by a layer above it that allocates its own memory from the pool.
 pub trait PoolBelow {
-    /// Returns the bytes that the pool allocates from upstream when it is built, and keeps.
+    /// Returns the number of bytes that the pool allocates from upstream when it is built, and does not
+    /// release by itself.
     fn initial_bytes(&self) -> u64;
 
     /// Returns the most bytes that the pool may hold, if there is a limit.
     fn maximum_bytes(&self) -> Option<u64>;
 
-    /// Gives unused memory back to the upstream until the pool holds `keep_bytes`, or until giving back more
-    /// would need a wait. Returns the number of bytes given back. `stream` is the stream of the caller.
+    /// Releases unused memory to the upstream. The pool stops when it holds `keep_bytes`, or when more would
+    /// need a wait. Returns the number of bytes released. `stream` is the stream of the caller.
     ///
     /// # Errors
     /// The driver's errors.

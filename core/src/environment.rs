@@ -2,8 +2,9 @@
 
 use std::ffi::{OsStr, OsString};
 
-/// Returns the value of an environment variable. Returns `None` if the variable is unset, empty, or only
-/// white space: a shell, a container or a job description often cannot unset a variable, but can empty it.
+/// Returns the value of an environment variable; `None` if the variable is unset, empty, or only white space.
+/// An empty variable counts as unset because a container or a job description often can empty a variable, but
+/// cannot unset it.
 pub fn variable(name: impl AsRef<OsStr>) -> Option<OsString> {
     std::env::var_os(name).and_then(set)
 }

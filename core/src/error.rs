@@ -99,8 +99,7 @@ impl Error {
         )
     }
 
-    /// Creates the error that every call returns on an object that was made before the device's context was
-    /// reset.
+    /// Creates the error of a call on an object that is older than the last reset of the device's context.
     pub fn context_reset() -> Self {
         Self::new(
             ErrorKind::Poisoned,
@@ -112,7 +111,7 @@ impl Error {
     /// Creates the error of a request larger than any address space. Its kind is [`ErrorKind::OutOfMemory`],
     /// and it is [impossible](Self::is_impossible).
     pub fn request_too_large(layout: Layout, stream: StreamRef) -> Self {
-        Self::impossible("no device can hold that; check the size for an overflow", layout, stream)
+        Self::impossible("no device has so much memory; check the size for an overflow", layout, stream)
     }
 
     /// Creates an [`ErrorKind::OutOfMemory`] for a request that the resource can never serve. `message` says
@@ -123,8 +122,7 @@ impl Error {
         Self::new(ErrorKind::OutOfMemory, message).for_request(layout, stream).with_report(report)
     }
 
-    /// Adds the layout of the failed request, if the request has no stream. An example is a request for
-    /// pinned host memory.
+    /// Adds the layout of a failed request that has no stream, for example a request for pinned host memory.
     #[must_use]
     pub fn for_layout(mut self, layout: Layout) -> Self {
         self.0.layout = Some(layout);
@@ -199,9 +197,9 @@ impl Error {
         self.0.kind == ErrorKind::OutOfMemory
     }
 
-    /// Returns whether the resource can never serve the request, because the request is larger than any
-    /// address space, than a limit, or than the blocks of the resource. Such an error is also
-    /// [out of memory](Self::is_out_of_memory).
+    /// Returns whether the resource can never serve the request. The request is then larger than any address
+    /// space, than a limit, or than the blocks of the resource. Such an error is also [out of
+    /// memory](Self::is_out_of_memory).
     pub fn is_impossible(&self) -> bool {
         self.0.report.as_ref().is_some_and(|report| report.is_impossible)
     }
@@ -243,7 +241,8 @@ impl Error {
     }
 
     /// Returns the report of a failed request: the state of memory at that moment, and the remedies that
-    /// would have helped. Every resource adds a report when memory is out. The layers above pass it on.
+    /// would have helped. Every resource adds a report to an out-of-memory error. The layers above pass the
+    /// report on.
     pub fn out_of_memory_report(&self) -> Option<&OutOfMemoryReport> {
         self.0.report.as_deref()
     }
@@ -385,7 +384,7 @@ const CAPTURE_ADVICE: &str = "this is not possible while a graph is being captur
 
 /// The remedy when the driver does not know a stream or an event.
 const HANDLE_ADVICE: &str =
-    "a stream, an event or a pool that the call names is gone; keep it until its last use";
+    "a stream, an event or a pool that the call names was destroyed; keep it until its last use";
 
 impl From<std::io::Error> for Error {
     fn from(error: std::io::Error) -> Self {

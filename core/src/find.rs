@@ -39,10 +39,10 @@ pub(crate) fn stack_of(resource: &dyn DeviceMemoryResource) -> Stack<'_> {
 /// `stack.stack().with::<dyn Nameable>()` returns every layer that has the trait, outermost first. See also
 /// the [other ways](crate#looking-into-a-stack) to look into a stack.
 ///
-/// The search ends at a `thread_safe` layer over a resource that threads may not share
-/// ([`is_shareable`](crate::is_shareable)), because only the holder of the layer's lock may use that
-/// resource. The trait must be exactly the type that the layer names: `dyn Nameable + Send + Sync` is another
-/// type, so the search for it finds nothing.
+/// The search ends at a `thread_safe` layer if threads may not share the resource below it
+/// ([`is_shareable`](crate::is_shareable)). Only the holder of the layer's lock may use that resource. The
+/// trait must be exactly the type that the layer names: `dyn Nameable + Send + Sync` is another type, so the
+/// search for it finds nothing.
 ///
 /// ```
 /// use millpond_core::{AnyResource, find_trait};

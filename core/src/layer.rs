@@ -5,7 +5,7 @@ use crate::Result;
 /// Builds a resource on top of another.
 ///
 /// A layer is a value that holds the configuration. [`layer`](Self::layer) builds the resource. If several
-/// stacks share state, the layer holds this state, and the documentation of its type says so.
+/// stacks from one layer share state, the layer's documentation says so.
 ///
 /// The order of the layers matters. The layer that is added last is the outermost. Statistics above a pool
 /// count the requests. Below the pool, they count the regions that the pool allocates. `examples/stack.rs`

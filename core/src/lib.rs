@@ -30,8 +30,10 @@
 //! | the memory of each layer | `stack.memory_report()`: [`DeviceMemoryResourceExt::memory_report`] |
 //! | segments and blocks by address | `stack.memory_map()`: [`DeviceMemoryResourceExt::memory_map`] |
 //!
-//! [`downcast`] and [`is_same`] compare two resources, as [`is_equal`](DeviceMemoryResource::is_equal) does.
-//! `stack.stack().find_map(downcast::<T>)` finds a layer by its type.
+//! [`downcast`] returns a resource as its concrete type, so `stack.stack().find_map(downcast::<T>)` finds a
+//! layer by its type. [`is_same`] returns whether two handles lead to the same resource.
+//! [`is_equal`](DeviceMemoryResource::is_equal) returns whether either of two resources can free the other's
+//! blocks.
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
 mod accessibility;

@@ -1,11 +1,11 @@
 //! The addresses of a stack's memory at one moment: its segments, and the blocks in them.
 
-/// The memory of a stack by address. [`MemoryReport`](crate::MemoryReport) has its sums.
+/// The memory of a stack by address. A [`MemoryReport`](crate::MemoryReport) holds only the sums.
 ///
 /// [`DeviceMemoryResourceExt::memory_map`](crate::DeviceMemoryResourceExt::memory_map) makes a map at any
-/// time. It copies one entry for each block under the pool's lock, so the pool's slow path waits for that
-/// time. No foreign code runs meanwhile. While other threads allocate, blocks that move through their caches
-/// may be listed as free.
+/// time. It copies one entry for each block while it holds the pool's lock. Other threads that need the lock
+/// wait until the copy is made. While other threads allocate, blocks that move through their caches may be
+/// listed as free.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
@@ -29,10 +29,10 @@ pub struct MemorySegment {
     pub address: u64,
     /// Its size in bytes.
     pub bytes: u64,
-    /// Whether the pool maps the memory itself, and may return it in parts.
+    /// Whether the pool maps the memory itself, so that it can return any part of the memory to the driver.
     pub is_mapped: bool,
-    /// The addresses and sizes in bytes under which the pool mapped this memory first. Empty for all segments
-    /// except blocks that are stitched together from pieces.
+    /// The addresses and sizes in bytes at which the pool first mapped this memory. Only a segment that the
+    /// pool stitched together from pieces has them. For every other segment, the list is empty.
     pub pieces: Vec<(u64, u64)>,
     /// The blocks, by address.
     pub blocks: Vec<MemoryBlock>,
@@ -54,7 +54,7 @@ pub struct MemoryBlock {
     /// The raw handle of the stream that a free block belongs to, or that a live block was allocated on.
     /// `None` if any stream may take the free block, or if no layer knows the stream.
     pub stream: Option<u64>,
-    /// The number of the scope for captured graphs to which it belongs.
+    /// The number of the block's scope, if the block belongs to a captured graph.
     pub scope: Option<u64>,
     /// The tag of the thread that allocated it.
     pub tag: Option<String>,
@@ -120,7 +120,7 @@ impl MemoryMap {
         blocks.filter(|block| block.state != BlockState::Free)
     }
 
-    /// Adds the segments of another resource, unless they overlap segments that are here.
+    /// Adds the segments of another resource, unless they overlap segments of this map.
     #[must_use]
     pub fn beside(mut self, other: Self) -> Self {
         let known = self.segments.len();

@@ -44,9 +44,9 @@ pub struct LayerMemory {
     pub limit_bytes: Option<u64>,
     /// The bytes that count against the layer's limit.
     pub limit_used_bytes: Option<u64>,
-    /// The bytes that the layer could give back to the device now, without waiting.
+    /// The bytes that the layer could release to the device now, without waiting.
     pub reclaimable_bytes: Option<u64>,
-    /// The bytes that the layer could give back after it has waited for all streams.
+    /// The bytes that the layer could release to the device after it has waited for all streams.
     pub reclaimable_after_sync_bytes: Option<u64>,
     /// Free bytes in the threads' caches. A thread can reuse these bytes only on the stream on which they
     /// were freed.
@@ -117,8 +117,8 @@ pub trait ReportsMemory {
         None
     }
 
-    /// Returns the segments and blocks of this layer's own memory, without those below it; `None` if the
-    /// layer does not know them. [`MemoryMap`] says for how long this may hold a lock.
+    /// Returns the segments and blocks of this layer's own memory, without the layers below; `None` if the
+    /// layer does not know them. [`MemoryMap`] says how long this call may hold a lock.
     fn memory_map(&self) -> Option<MemoryMap> {
         None
     }
@@ -202,8 +202,8 @@ impl fmt::Display for LayerMemory {
             ("largest block so far", self.largest_allocation),
             ("limit", self.limit_bytes),
             ("free in the caches of threads", self.cached_bytes),
-            ("could go back now", self.reclaimable_bytes),
-            ("could go back after waiting for all streams", self.reclaimable_after_sync_bytes),
+            ("could be released now", self.reclaimable_bytes),
+            ("could be released after waiting for all streams", self.reclaimable_after_sync_bytes),
         ];
         for (what, bytes) in sizes {
             if let Some(bytes) = bytes {

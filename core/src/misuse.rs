@@ -70,21 +70,21 @@ impl fmt::Display for Misuse {
         write!(f, "{what} {ptr} ({bytes} bytes, stream {stream}) in `{resource}`: ")?;
         match kind {
             MisuseKind::DeadStream => f.write_str(
-                "the stream was destroyed before, so the block waits for all work of the device; pass a \
-                 living stream that comes after the block's uses",
+                "the stream was destroyed before the call, so the block waits for all work of the device; \
+                 pass a stream that is alive and is ordered after the block's uses",
             ),
             MisuseKind::ForeignPointer => f.write_str(
-                "no block in use starts there: it is another resource's, or it was freed before; give each \
-                 block back once, to the resource that allocated it",
+                "no live block of this resource starts there: the block is another resource's, or was freed \
+                 before; free each block once, on the resource that allocated it",
             ),
             MisuseKind::DoubleFree => f.write_str("the block is free already; deallocate each block once"),
             MisuseKind::WrongSize { allocated_bytes } => write!(
                 f,
                 "the block was allocated with {allocated_bytes} bytes; pass the same layout to both calls"
             ),
-            MisuseKind::WrongDevice => f.write_str(
-                "the block belongs to another device; give it back to the resource that allocated it",
-            ),
+            MisuseKind::WrongDevice => {
+                f.write_str("the block belongs to another device; free it on the resource that allocated it")
+            }
         }
     }
 }

@@ -114,9 +114,9 @@ pub struct Remedy {
     /// The change.
     #[cfg_attr(feature = "serde", serde(flatten))]
     pub action: RemedyAction,
-    /// Whether this remedy alone is enough. All remedies of the report for which this is `false` are needed
-    /// together, except [`RemedyAction::MapPages`]. `MapPages` is never marked as enough, because the next
-    /// run may place its blocks elsewhere.
+    /// Whether this remedy alone is enough. The request needs all remedies of the report for which this is
+    /// `false`, except [`RemedyAction::MapPages`]. `MapPages` is never marked as enough, because the next run
+    /// may place its blocks elsewhere.
     pub suffices: bool,
 }
 
@@ -319,10 +319,10 @@ impl OutOfMemoryReport {
             return Ok(());
         }
         match self.device {
-            _ if self.is_impossible => f.write_str("\n  ask for less at a time"),
+            _ if self.is_impossible => f.write_str("\n  request less at a time"),
             Some(device) if device.total < self.requested_bytes && self.host.is_none() => {
                 let total = format_bytes(device.total);
-                write!(f, "\n  the device has {total} in all: ask for less at a time, or use managed memory")
+                write!(f, "\n  the device has {total} in all: request less at a time, or use managed memory")
             }
             _ => f.write_str("\n  no known remedy would have helped"),
         }
@@ -336,9 +336,10 @@ impl fmt::Display for OutOfMemoryReport {
         match self.short_bytes {
             Some(bytes) => write!(f, "it was {} short", format_bytes(bytes))?,
             None if self.is_impossible => f.write_str("freeing memory would not help")?,
-            None if self.is_capturing => {
-                f.write_str("no block may be taken during the capture of a graph")?
-            }
+            None if self.is_capturing => f.write_str(
+                "no free block is large enough, and the resource cannot wait for other streams while a graph \
+                 is captured",
+            )?,
             None => f.write_str("no free block is large enough, and there is no more memory")?,
         }
         self.write_remedies(f)?;
@@ -348,7 +349,11 @@ impl fmt::Display for OutOfMemoryReport {
             write_holders(f, &report.holders)?;
             level = report.upstream.as_deref();
             if let Some(upstream) = level {
-                write!(f, "\n  below, where it asked for {}:", format_bytes(upstream.requested_bytes))?;
+                write!(
+                    f,
+                    "\n  the resource below, which refused {}:",
+                    format_bytes(upstream.requested_bytes)
+                )?;
             }
         }
         Ok(())
@@ -364,26 +369,28 @@ impl fmt::Display for RemedyAction {
         match self {
             Self::WaitForStream { stream, block_bytes } => write!(
                 f,
-                "ask outside the capture and wait for stream {}, whose free block of {} fits",
+                "allocate outside the capture: the resource can then wait for stream {}, whose free block of \
+                 {} fits",
                 StreamName(*stream),
                 format_bytes(*block_bytes)
             ),
             Self::MergeStreams { free_bytes } => write!(
                 f,
-                "ask outside the capture, to merge the free memory of all streams, {} in all",
+                "allocate outside the capture: the resource can then merge the free memory of all streams, \
+                 {} in all",
                 format_bytes(*free_bytes)
             ),
             Self::RaiseMaximum { bytes } => write!(f, "raise the maximum by {}", format_bytes(*bytes)),
             Self::FreeDeviceMemory { bytes, held_bytes } => write!(
                 f,
-                "trim or end other users of the device: {} of the {} that others hold",
+                "free {} of the {} of device memory that other resources or processes hold",
                 format_bytes(*bytes),
                 format_bytes(*held_bytes)
             ),
             Self::FreeBlocks { number, bytes, blocks } => {
                 match number {
-                    1 => f.write_str("give this block back:")?,
-                    number => write!(f, "give {number} blocks back, {} in all:", format_bytes(*bytes))?,
+                    1 => f.write_str("free this block:")?,
+                    number => write!(f, "free {number} blocks, {} in all:", format_bytes(*bytes))?,
                 }
                 for block in blocks.iter().take(NAMED) {
                     write!(f, " {} ({})", DevicePtr::new(block.address), format_bytes(block.bytes))?;
@@ -395,7 +402,8 @@ impl fmt::Display for RemedyAction {
             }
             Self::MapPages { pages, page_bytes } => write!(
                 f,
-                "build the pool with pages=on, to remap {} of {} that are free but scattered",
+                "build the pool with pages=on, so that it can map {} of {}, which are free but scattered, as \
+                 one block",
                 counted(*pages, "page"),
                 format_bytes(*page_bytes)
             ),

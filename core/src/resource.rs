@@ -19,7 +19,7 @@ pub type AnyResource = Arc<dyn DeviceMemoryResource + Send + Sync>;
 /// [`allocate`](Self::allocate) returns memory for work that is submitted to `stream` after the call. That
 /// work runs after all work that earlier owners of the memory submitted before they freed it. The call
 /// promises nothing to other streams. To use the block on another stream, the caller must order that stream
-/// after the point that `stream` has reached at the time of the call.
+/// after this call's point in `stream`.
 ///
 /// [`deallocate`](Self::deallocate) frees the block in the order of its `stream`. The caller guarantees that
 /// all work that uses the block, on any stream, happens before work submitted to `stream` after the call.
@@ -38,15 +38,16 @@ pub type AnyResource = Arc<dyn DeviceMemoryResource + Send + Sync>;
 ///   request are [impossible](crate::Error::is_impossible): a size that overflows when it is rounded up, and
 ///   a size for which the resource never has blocks. No layer waits or frees memory for an impossible
 ///   request.
-/// - **Duty 5.** The resource returns memory to its source only in one of two cases: all work ordered before
-///   the `deallocate` is done, or that work is ordered before any later use by the source.
+/// - **Duty 5.** The resource may return memory to its source in two cases. In the first, all work ordered
+///   before the `deallocate` is done. In the second, that work is ordered before any later use by the source.
 /// - **Duty 6.** `deallocate` never panics and never fails. As far as the resource can tell, it refuses a
 ///   pointer that is foreign, already free, or of another size. It counts the refused call, reports it
-///   through [`misuse`](crate::misuse), and never passes the pointer on. (In debug builds it is the hook of
-///   `misuse` that panics, not the resource.)
+///   through [`misuse`](crate::misuse), and never passes the pointer on. (In debug builds, the hook of
+///   `misuse` panics, not the resource.)
 /// - **Duty 7.** After a [sticky](crate::Error::is_sticky) driver error, every call fails with
 ///   [`ErrorKind::Poisoned`](crate::ErrorKind::Poisoned). Dropping the resource then makes no driver call.
-/// - **Duty 8.** If a resource is dropped, it gives back everything that it holds, live blocks included.
+/// - **Duty 8.** A resource that is dropped returns everything that it holds to its source, including live
+///   blocks.
 /// - **Duty 9.** A call leaves the caller's current CUDA context as it was.
 /// - **Duty 10.** An error names the stack ([`Error::in_stack`](crate::Error::in_stack)).
 /// - **Duty 11.** `Display` prints the stack as text that [`StackSpec`](crate::stack::StackSpec) reads. The
@@ -67,11 +68,11 @@ pub type AnyResource = Arc<dyn DeviceMemoryResource + Send + Sync>;
 /// stream, or new memory. It never waits for another stream. If only such a wait could serve the request, it
 /// fails with out of memory.
 ///
-/// If a block is freed on a capturing stream, it is free again as soon as the *capture* has passed that
-/// point, as if the captured work ran then. The resource may give the block to other callers, and may return
-/// its memory to the driver. But each launch of the graph uses the same addresses again. So keep the blocks
-/// that a graph uses until its last launch has finished. A layer may keep them for its callers: millpond's
-/// `capture_scopes` does.
+/// A block that is freed on a capturing stream is free again as soon as the *capture* has passed that point.
+/// The resource acts as if the captured work ran then. The resource may give the block to other callers, and
+/// may return its memory to the driver. But each launch of the graph uses the same addresses again. So keep
+/// the blocks that a graph uses until its last launch has finished. A layer may keep them for its callers:
+/// millpond's `capture_scopes` does.
 ///
 /// A captured order holds only inside the graph. If work outside the capture also uses the block, the graph
 /// does not order that work. Before the caller frees the block on the capturing stream, it must order that
@@ -107,7 +108,8 @@ pub type AnyResource = Arc<dyn DeviceMemoryResource + Send + Sync>;
     label = "this is not a memory resource",
     note = "for several owners, write `let shared = resource.into_any();` and give each owner a \
             `shared.clone()`",
-    note = "a `Result` needs `?` first; with `use millpond::prelude::*` it also takes further layers"
+    note = "a `Result` needs `?` first; with `use millpond::prelude::*`, a `Result` also has the method \
+        `layer`"
 )]
 pub unsafe trait DeviceMemoryResource: Any + Debug + Display {
     /// Allocates a block for use on `stream`.
@@ -156,7 +158,7 @@ pub unsafe trait DeviceMemoryResource: Any + Debug + Display {
         true
     }
 
-    /// Returns who can access the memory at its address: the device, the host, or both.
+    /// Returns whether the device, the host, or both can access the memory at its address.
     fn accessibility(&self) -> Accessibility {
         self.upstream().map_or(Accessibility::DEVICE, DeviceMemoryResource::accessibility)
     }
@@ -167,12 +169,12 @@ pub unsafe trait DeviceMemoryResource: Any + Debug + Display {
         self.upstream().and_then(DeviceMemoryResource::statistics)
     }
 
-    /// Gives free memory back to the device until the resource holds at most `keep_bytes`. The resource can
-    /// give back only regions that are wholly free. Returns the number of bytes given back. The call may
-    /// synchronise with the device.
+    /// Releases free memory to the device until the resource holds at most `keep_bytes`. The resource can
+    /// release only regions that are wholly free. The call may synchronise with the device. Returns the
+    /// number of bytes released.
     ///
     /// # Errors
-    /// The driver's errors. Memory that was given back before the error stays given back.
+    /// The driver's errors. Memory that was released before the error stays released.
     fn trim(&self, keep_bytes: u64) -> Result<u64> {
         self.upstream().map_or(Ok(0), |upstream| upstream.trim(keep_bytes))
     }

@@ -1,7 +1,8 @@
-//! Reports when pools take memory from below and return it, to watchers such as the adaptor `recording`.
+//! Tells watchers, such as the adaptor `recording`, when a pool takes memory from its upstream and when it
+//! returns memory.
 //!
-//! A pool reports a segment after the calls for it, and without a lock. Without a watcher, a report costs the
-//! load of one number.
+//! A pool reports a segment after the calls that allocated or freed it. The pool holds no lock at that time.
+//! Without a watcher, a report costs the load of one number.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
@@ -10,7 +11,7 @@ use parking_lot::RwLock;
 
 use crate::DeviceId;
 
-/// The action of a pool with a segment.
+/// Whether a pool took a segment or returned it, and how.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[non_exhaustive]
 pub enum SegmentAction {
@@ -41,13 +42,13 @@ pub struct SegmentEvent {
 }
 
 impl SegmentEvent {
-    /// Returns the event that the pool with this number took or returned `bytes` at `address`.
+    /// Returns an event: the pool with this number took or returned `bytes` at `address`.
     pub const fn new(action: SegmentAction, device: DeviceId, pool: u64, address: u64, bytes: u64) -> Self {
         Self { action, device, pool, address, bytes }
     }
 }
 
-/// Is told of each segment that a pool of this process takes or returns.
+/// Receives an event for each segment that a pool of this process takes or returns.
 pub trait SegmentWatcher: Send + Sync {
     /// Takes note of an event. It runs inside the pool's call, so it must not call the pool.
     fn note(&self, event: &SegmentEvent);
@@ -57,7 +58,7 @@ static WATCHERS: RwLock<Vec<Weak<dyn SegmentWatcher>>> = RwLock::new(Vec::new())
 /// The number of entries in that list.
 static COUNT: AtomicUsize = AtomicUsize::new(0);
 
-/// Tells a watcher of all segments from now on, as long as it lives.
+/// Registers a watcher. It receives all later events until it is dropped.
 pub fn watch(watcher: &Arc<dyn SegmentWatcher>) {
     let mut watchers = WATCHERS.write();
     watchers.retain(|known| known.strong_count() > 0);
@@ -65,7 +66,7 @@ pub fn watch(watcher: &Arc<dyn SegmentWatcher>) {
     COUNT.store(watchers.len(), Ordering::Relaxed);
 }
 
-/// Returns whether anyone watches, so that a report is worth its preparation.
+/// Returns whether there is a watcher. Without one, a pool need not prepare a report.
 #[inline]
 pub fn is_watched() -> bool {
     COUNT.load(Ordering::Relaxed) > 0

@@ -2,7 +2,7 @@
 
 /// A type that threads may share. Every type that is [`Send`] and [`Sync`] implements it, and no other.
 ///
-/// A bound names this trait instead of the other two, because its error message tells what to do.
+/// Use it as a bound instead of `Send + Sync`. The compiler's error message then says what to do.
 #[diagnostic::on_unimplemented(
     message = "threads cannot share `{Self}`; put the layer `ThreadSafeLayer` on top, and share that",
     label = "only one thread can use this resource",

@@ -168,8 +168,9 @@ impl DeviceSpec {
         Ok(sim::find(device.device()).unwrap_or_else(|| Arc::clone(device)))
     }
 
-    /// Returns the driver of the device, as [`open`](Self::open) does. But a simulated device is always a new
-    /// one, even for the default device. Measurements use this, so that they do not see each other's memory.
+    /// Returns the driver of the device, as [`open`](Self::open) does, but makes a new device if the device
+    /// is simulated. This also holds for the default device. Measurements use this method, so that they do
+    /// not share memory.
     ///
     /// # Errors
     /// The errors of [`open`](Self::open).

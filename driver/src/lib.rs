@@ -3,7 +3,7 @@
 //! | item | purpose |
 //! |---|---|
 //! | [`cuda`] | the real driver, loaded at run time; a missing driver is an error, never a panic |
-//! | [`sim`] | a deterministic simulated device that checks stream order by itself |
+//! | [`sim`] | a deterministic simulated device that checks stream order |
 //! | [`CountingDriver`] | wraps any driver, and counts its calls and their time by kind |
 //! | [`open`], [`find`], [`current`], [`DeviceSpec`] | return a driver |
 #![cfg_attr(docsrs, feature(doc_cfg))]

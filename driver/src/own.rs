@@ -31,7 +31,8 @@ pub fn register(driver: &DriverHandle) -> Result<()> {
 pub(crate) fn find(device: DeviceId) -> Result<DriverHandle> {
     let found = OWN_DEVICES.lock().get(&device).and_then(Weak::upgrade);
     found.ok_or_else(|| {
-        let why = "no driver is registered for it; registration ends with the last handle, so keep one";
+        let why = "no driver is registered for this device; a registration ends with the last handle to the \
+                   driver, so keep one";
         Error::new(ErrorKind::NoDevice, why).on_device(device)
     })
 }

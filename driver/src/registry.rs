@@ -20,8 +20,8 @@ use crate::{DeviceSpec, own, sim, thread_device};
 /// ```
 ///
 /// # Errors
-/// [`ErrorKind::NoDevice`] if there is no such CUDA device, or if the driver of another kind of device was
-/// dropped. The driver's errors if it refuses the device's context.
+/// [`ErrorKind::NoDevice`] if there is no such CUDA device, or if the last handle to a simulated or own
+/// device was dropped. The driver's errors if it refuses the device's context.
 pub fn open(device: DeviceId) -> Result<DriverHandle> {
     if device.is_cuda() { Ok(CudaDriver::open(device.ordinal())?) } else { find(device) }
 }
@@ -45,7 +45,8 @@ pub fn find(device: DeviceId) -> Result<DriverHandle> {
 fn no_such(device: DeviceId) -> Error {
     Error::new(
         ErrorKind::NoDevice,
-        "this process has no such simulated device; a device ends with its last handle, so keep one",
+        "this process has no such simulated device; a simulated device ends with its last handle, so keep \
+         one",
     )
     .on_device(device)
 }

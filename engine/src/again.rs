@@ -26,10 +26,11 @@ pub struct Unserved {
     pub line: u64,
     /// Its size in bytes.
     pub bytes: u64,
-    /// The missing bytes, as the resource reports them, or else as the device lacks them. 0 if the device had
-    /// enough, but not for this request.
+    /// The number of missing bytes, from the resource's report. Without a report, it is the requested bytes
+    /// beyond the device's free memory. It is 0 if enough memory was free, but the resource could not use it
+    /// for this request.
     pub missing_bytes: u64,
-    /// The error. It may have several lines; the first has the essence.
+    /// The error as text. If it has several lines, the first line is a summary.
     pub error: String,
     /// The stack's out-of-memory report, if it gave one.
     pub report: Option<Box<OutOfMemoryReport>>,

@@ -6,7 +6,7 @@ use serde::Serialize;
 
 use crate::Result;
 
-/// The device that logs are replayed on.
+/// The device on which logs are replayed.
 #[derive(Clone, Debug, Serialize)]
 #[non_exhaustive]
 pub struct DeviceFigures {
@@ -14,7 +14,8 @@ pub struct DeviceFigures {
     pub spec: String,
     /// The device's name, for people.
     pub name: String,
-    /// Whether it is simulated. Then driver time is virtual, but time per operation is this machine's.
+    /// Whether the device is simulated. If it is, the time in driver calls is virtual, and the time per
+    /// operation is real time on this machine.
     pub simulated: bool,
     /// Its memory in bytes.
     pub total_bytes: u64,

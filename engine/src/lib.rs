@@ -17,12 +17,12 @@
 //! | `free` | one thread per logged thread, in each block's own order | from first start to last end |
 //!
 //! One thread is the default. In the log's strict order, several threads save no time, because each hand-over
-//! takes longer than many operations. Figures also stay the same from run to run. Threads matter for the
-//! caches that a pool keeps for each thread, and for contention between threads.
+//! takes longer than many operations. With one thread, figures also stay the same from run to run. Use
+//! several threads to measure the caches that a pool keeps for each thread, or contention between threads.
 //!
-//! No kernel runs, because the replay measures only the allocator. A monotonic clock runs around the calls.
-//! The time excludes reading operations from a temporary file, hand-overs between threads, making streams,
-//! and freeing the blocks that the log leaked.
+//! No kernel runs, because the replay measures only the allocator. A monotonic clock measures the time of the
+//! calls. The time does not include reading operations from a temporary file, hand-overs between threads,
+//! making streams, and freeing the blocks that the log leaked.
 //!
 //! ```
 //! use millpond_core::stack::{LayerTable, StackSpec};
@@ -80,7 +80,7 @@ pub trait Watch {
     fn advanced(&mut self, _operations: usize) {}
     /// Called when a pass begins.
     fn pass_begins(&mut self) {}
-    /// Called when a pass ends; it took `nanoseconds`. The blocks that the log leaked are still live.
+    /// Called when a pass ends. The pass took `nanoseconds`. The blocks that the log leaked are still live.
     fn pass_ended(&mut self, _nanoseconds: u64) {}
 }
 
@@ -88,8 +88,9 @@ impl Watch for () {}
 
 /// Replays `program` through `resource`.
 ///
-/// `driver` is the device's own driver. It makes one stream for each logged stream; the legacy default stream
-/// stays itself. After a sticky error the replay ends early.
+/// `driver` is the device's own driver. The replay makes one stream of it for each stream of the log. Only
+/// the legacy default stream of the log stands for the legacy default stream of the device. After a
+/// [sticky](millpond_core::Error::is_sticky) error, the replay ends early.
 ///
 /// # Errors
 /// A stream or a thread cannot be created, the temporary file of a long program cannot be read, the device

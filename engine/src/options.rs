@@ -9,9 +9,9 @@ pub enum Threads {
     /// One thread for each thread of the log, one at a time, strictly in the order of the log. If threads
     /// alternate in the log, hand-overs take most of the time of a replay: about 4 µs a row.
     AsLogged,
-    /// One thread for each thread of the log, all at once. A block is freed after its allocation, and threads
-    /// drift apart by at most some thousand frees. The rest of the log's order is lost, so the peak of live
-    /// bytes may differ from the log's.
+    /// One thread for each thread of the log, all at once. The replay keeps only a part of the log's order:
+    /// each block is freed after its allocation. Threads drift apart by at most some thousand frees. So the
+    /// peak of live bytes may differ from the log's.
     Free,
     /// One thread, in the order of the log.
     #[default]
@@ -39,8 +39,9 @@ pub struct Options {
     pub threads: Threads,
     /// How many times the program runs on the same resource; at least 1.
     pub passes: u32,
-    /// Whether to repeat, at their places, the requests that failed when the log was written. Served ones are
-    /// freed at once, but the resource may have grown for them, and may keep that memory.
+    /// Whether to repeat the requests that failed when the log was written, at their places in the log. If
+    /// such a request is served, the replay frees its block at once. But the resource may have grown for the
+    /// request, and may keep that memory.
     pub ask_again: bool,
 }
 

@@ -8,7 +8,7 @@ use super::AskedAgain;
 pub struct Failure {
     /// The line in the log.
     pub line: u64,
-    /// The error. It may have several lines; the first has the essence.
+    /// The error as text. If it has several lines, the first line is a summary.
     pub error: String,
     /// The stack's out-of-memory report, if it gave one.
     pub report: Option<Box<millpond_core::OutOfMemoryReport>>,
@@ -34,7 +34,7 @@ pub struct Outcome {
     pub pass_ns: Vec<u64>,
     /// The number of failed allocations in each pass.
     pub pass_failures: Vec<u64>,
-    /// The number of failed allocations in all passes. Their frees are left out.
+    /// The number of failed allocations in all passes. The replay skips the frees of their blocks.
     pub failures: u64,
     /// The first failed allocation.
     pub first_failure: Option<Failure>,

@@ -1,6 +1,6 @@
 //! Formats numbers, and texts from files for a terminal.
 
-/// Returns a text without characters that a terminal would obey.
+/// Returns a text without control characters, which could change the state of a terminal.
 pub fn plain(text: &str) -> String {
     text.chars().map(|char| if char.is_control() { '\u{fffd}' } else { char }).collect()
 }

@@ -28,7 +28,8 @@ pub(crate) fn follow(upstream: &impl DeviceMemoryResource, plan: &ProgramPlan) -
     let parts = plan.parts();
     if parts.alignment != ALLOCATION_ALIGNMENT {
         let alignment = parts.alignment;
-        let why = format!("its alignment is {alignment}, but requests need {ALLOCATION_ALIGNMENT}");
+        let why =
+            format!("the plan's alignment is {alignment} bytes, but it must be {ALLOCATION_ALIGNMENT} bytes");
         return Err(Error::invalid_argument(why));
     }
     let (log, needed) = (parts.log, parts.bytes());
@@ -39,7 +40,7 @@ pub(crate) fn follow(upstream: &impl DeviceMemoryResource, plan: &ProgramPlan) -
         let (needed, free) = (format_bytes(needed), format_bytes(info.free));
         tracing::warn!(
             target: "millpond::plan", stack = %upstream, %log, needed, free,
-            "no memory for a plan; the layer ignores it"
+            "too little free memory for the plan; the layer ignores the plan"
         );
         return Ok(None);
     }

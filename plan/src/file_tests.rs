@@ -89,7 +89,7 @@ fn a_program_that_does_not_follow_its_file_takes_what_it_took_without() {
         assert!(counts.is_dropped && counts.plan_allocations == 0, "{counts:?}");
         assert_eq!(world.device.peak_bytes(), alone);
     });
-    let dropped = "why=\"the program does not follow it\" log=\"sha256:5e5e5e";
+    let dropped = "why=\"the program does not follow the plan\" log=\"sha256:5e5e5e";
     assert!(told.lines().any(|line| line.contains("dropped a plan") && line.contains(dropped)), "{told}");
 }
 
@@ -149,7 +149,7 @@ fn a_plan_without_the_memory_for_it_is_left_out_aloud() {
         unsafe { stack.deallocate_bytes(ptr, 63 << 20, stream) };
         assert_eq!(stack.plan_statistics().plan_bytes, 0);
     });
-    assert!(told.contains("no memory for a plan; the layer ignores it"), "{told}");
+    assert!(told.contains("too little free memory for the plan; the layer ignores the plan"), "{told}");
     assert!(told.contains("needed=\"65MiB\"") && told.contains("log=sha256:5e5e"), "{told}");
 }
 
@@ -190,8 +190,14 @@ fn a_file_is_named_in_text_and_refused_with_its_line() {
             text.replace("1024 0 2", "1000 0 2"),
             "line 11: 1000 bytes are not a positive multiple of the alignment 256",
         ),
-        (text.replace("alignment 256", "alignment 512"), "its alignment is 512, but requests need 256"),
-        (text.replace("alignment 256", "alignment 128"), "its alignment is 128, but requests need 256"),
+        (
+            text.replace("alignment 256", "alignment 512"),
+            "the plan's alignment is 512 bytes, but it must be 256 bytes",
+        ),
+        (
+            text.replace("alignment 256", "alignment 128"),
+            "the plan's alignment is 128 bytes, but it must be 256 bytes",
+        ),
     ] {
         std::fs::write(&path, damaged).unwrap();
         let error = build(&format!("cuda+pool+plan:file=\"{shown}\"")).unwrap_err();

@@ -48,7 +48,7 @@ impl PlanLayer {
         Self(Source::File(path.into()))
     }
 
-    /// Creates a layer with this plan. The text of the stack then does not name the plan.
+    /// Creates a layer with this plan. If you print the stack, the text does not name the plan.
     pub fn from_plan(plan: ProgramPlan) -> Self {
         Self(Source::Plan(Arc::new(plan)))
     }

@@ -24,16 +24,18 @@ use crate::sync::{AtomicBool, AtomicU32, AtomicU64, Mutex, Ordering};
 /// ([`millpond_planning`]). The plan gives each allocation a slot: a fixed place in the plan's memory.
 ///
 /// While the program runs, the layer follows its requests along the plan. It allocates memory from upstream
-/// once for each stream, and serves each request from the request's slot. It uses a slot only if no live
-/// block has any of the slot's bytes, whatever the program does. If a request differs from the plan, upstream
-/// serves it, and the layer finds its place in the plan again. After the end of the plan, the layer expects
-/// the program to begin again. If more than a quarter of the requests differ from the plan in two passes in a
-/// row, the layer drops the plan and returns the plan's memory. Upstream then serves all requests.
+/// once for each stream, and serves each request from the request's slot. Whatever the program does, the
+/// layer uses a slot only if no live block overlaps the slot. If a request differs from the plan, upstream
+/// serves the request, and the layer then finds the program's place in the plan again. After the end of the
+/// plan, the layer expects the program to begin again. The layer counts the requests that differ from the
+/// plan. If they are more than a quarter in two passes in a row, the layer drops the plan and returns the
+/// plan's memory. Upstream then serves all requests.
 ///
-/// If a block is freed on a stream other than the one on which it was allocated, its slot stays in use until
+/// A block may be freed on a stream other than the stream of its allocation. Its slot then stays in use until
 /// the device has passed an event after the free. The layer waits for the device in three cases only: in
 /// `trim`, when the layer is dropped, and before it reports that memory is out. The layer treats the calls of
-/// all threads as one program. So if threads race, their calls follow no plan.
+/// all threads as one program. If the order of the threads' calls changes from run to run, the calls do not
+/// match the plan.
 ///
 /// ```
 /// use millpond_core::{DeviceMemoryResourceExt, StreamRef};

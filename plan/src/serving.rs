@@ -186,7 +186,7 @@ impl Request {
 
 /// Drops a plan that is of no use.
 fn leave_plan(state: &mut State) {
-    state.drop_plan("the program does not follow it");
+    state.drop_plan("the program does not follow the plan");
 }
 
 impl<R: DeviceMemoryResource> PlanMemoryResource<R> {
@@ -249,7 +249,7 @@ impl<R: DeviceMemoryResource> PlanMemoryResource<R> {
             plan.lanes[lane].is_awaited = false;
             match &taken {
                 Ok(Ok(base)) => plan.lanes[lane].put(*base, stream),
-                Ok(Err(_)) => state.drop_plan("there is no memory for it"),
+                Ok(Err(_)) => state.drop_plan("there is no memory for the plan"),
                 Err(_panic) => {}
             }
             None

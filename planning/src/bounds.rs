@@ -19,17 +19,17 @@ use crate::{Problem, cuts};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Bounds {
-    /// No placement of the problem is lower, in bytes.
+    /// The lower bound in bytes: every placement of the problem is at least this high.
     pub bytes: u64,
-    /// The largest sum of sizes that are live at one position, without regard to streams, in bytes.
+    /// The largest total size of the blocks that are live at one position, in bytes. It ignores streams.
     pub host_order: u64,
     /// The largest block, in bytes.
     pub largest: u64,
 }
 
 impl Bounds {
-    /// Returns the largest block as a share of the bound; 0 without blocks. If it is near 0, any method
-    /// reaches the bound; from about 0.2 on, problems are hard.
+    /// Returns the size of the largest block divided by the bound; 0 without blocks. If the result is near 0,
+    /// any method reaches the bound. Problems with a result above about 0.2 are hard.
     #[must_use]
     pub fn hardness(&self) -> f64 {
         if self.bytes == 0 { 0.0 } else { self.largest as f64 / self.bytes as f64 }
@@ -38,19 +38,22 @@ impl Bounds {
 
 /// Returns the lower bounds of a problem; sizes are rounded up to the alignment.
 ///
-/// In host order, the bound is the largest sum of sizes that are live at one position. In a stream-safe
-/// problem, each stream has its own position, and the bound is the largest sum of the sizes live there. The
-/// orders must leave these positions concurrent: no order leads from a later position of one stream to an
-/// earlier position of another. Without any order, that is the sum of the streams' own peaks.
+/// For a problem [in host order](Problem::new), the bound is the largest total size of the blocks that are
+/// live at one position.
 ///
-/// [`bounds_until`] ends early.
+/// For a [stream-safe](Problem::stream_safe) problem, choose one position for each stream. The orders must
+/// leave these positions concurrent: no order leads from a later position of one stream to an earlier
+/// position of another. The bound is the largest total size of the blocks that are live at such positions.
+/// Without any order, it is the sum of the streams' own peaks.
+///
+/// [`bounds_until`] has a time limit.
 #[must_use]
 pub fn bounds(problem: &Problem) -> Bounds {
     within(problem, &|| false)
 }
 
-/// Returns the lower bounds of a problem as [`bounds`] finds them until `end`, and the best so far after
-/// that. Each is a valid bound; more time may give a higher one. The bounds in host order are always found.
+/// Does the same as [`bounds`], but ends the search at `end`, and returns the best bounds found so far. They
+/// are valid bounds; more time may give higher ones. The bounds in host order are always found.
 ///
 /// ```
 /// use std::time::Instant;

@@ -12,8 +12,9 @@ use crate::{Block, Problem, ProblemError};
 /// The rows of a CSV file in the format of minimalloc.
 ///
 /// The header names the columns, in any order. `id` (or `buffer`, `buffer_id`), `lower` (or `begin`,
-/// `start`), `upper` and `size` are required. A column `end` replaces `upper` and is inclusive. `alignment`,
-/// `hint`, `gaps`, `offset` and `stream` are optional; other columns are refused.
+/// `start`), `upper` and `size` are required. A column `end` may replace `upper`: it holds the last position
+/// at which the buffer is live. `alignment`, `hint`, `gaps`, `offset` and `stream` are optional; other
+/// columns are refused.
 ///
 /// ```
 /// use millpond_planning::{MinimallocCsv, Options, plan};
@@ -77,7 +78,7 @@ pub struct Gap {
     pub lower: u64,
     /// The first position after the gap.
     pub upper: u64,
-    /// The bytes `low..high` of the buffer that stay in use during the gap; `None` if none do.
+    /// The bytes `low..high` of the buffer that stay in use during the gap; `None` if no bytes do.
     pub window: Option<(u64, u64)>,
 }
 
@@ -169,7 +170,7 @@ impl MinimallocCsv {
                 Some(_) => rows.push(MinimallocRow { fields: kept, ..row(line, &fields, &columns)? }),
             }
         }
-        let empty = || CsvError::new(1, "the file is empty; its first line names the columns");
+        let empty = || CsvError::new(1, "the file is empty; its first line must name the columns");
         Ok(Self { header: names.ok_or_else(empty)?, rows })
     }
 
@@ -179,7 +180,8 @@ impl MinimallocCsv {
         &self.rows
     }
 
-    /// Returns the problem in host order, with the least common multiple of all alignments for every buffer.
+    /// Returns the problem in host order. Its alignment is the least common multiple of the alignments of all
+    /// buffers.
     ///
     /// Gaps are ignored: each buffer is live from `lower` to `upper`.
     ///
@@ -269,7 +271,8 @@ fn row(line: usize, fields: &StringRecord, columns: &[Column]) -> Result<Minimal
         fields: StringRecord::new(),
     };
     if fields.len() != columns.len() {
-        let what = format!("{} fields for {} columns", fields.len(), columns.len());
+        let what =
+            format!("the row has {} fields, but the header has {} columns", fields.len(), columns.len());
         return Err(CsvError::new(line, what));
     }
     for (field, &column) in fields.iter().zip(columns) {
@@ -280,7 +283,9 @@ fn row(line: usize, fields: &StringRecord, columns: &[Column]) -> Result<Minimal
             Column::End => {
                 let last = number(line, "end", field)?;
                 let upper = last.checked_add(1);
-                row.upper = upper.ok_or_else(|| CsvError::new(line, "`end` exceeds 64 bits"))?;
+                row.upper = upper.ok_or_else(|| {
+                    CsvError::new(line, "the position after `end` does not fit into 64 bits")
+                })?;
             }
             Column::Size => row.size = number(line, "size", field)?,
             Column::Alignment => row.alignment = number(line, "alignment", field)?,
@@ -306,7 +311,10 @@ fn row(line: usize, fields: &StringRecord, columns: &[Column]) -> Result<Minimal
 
 fn number(line: usize, column: &str, field: &str) -> Result<u64, CsvError> {
     field.parse().map_err(|_| {
-        CsvError::new(line, format!("`{field}` in column `{column}` is not a 64-bit whole number"))
+        CsvError::new(
+            line,
+            format!("`{field}` in column `{column}` is not a whole number of at most 64 bits"),
+        )
     })
 }
 

@@ -41,8 +41,8 @@ const AFTER_LANES: usize = 5;
 impl ProgramPlan {
     /// Reads a plan that was written as text.
     ///
-    /// A wrong text takes no more time than a valid one, and at most some 200 bytes of memory a line. At most
-    /// [`MOST_ALLOCATIONS`] rows are read.
+    /// Reading a wrong text takes no more time than reading a valid text of this length. It takes at most
+    /// about 200 bytes of memory for each line. At most [`MOST_ALLOCATIONS`] rows are read.
     ///
     /// # Errors
     /// The first wrong line, with the reason.
@@ -129,7 +129,7 @@ impl<R: BufRead> Lines<R> {
 fn number(text: &str) -> Result<u64, String> {
     let is_plain = text.bytes().all(|byte| byte.is_ascii_digit()) && (text == "0" || !text.starts_with('0'));
     let number = text.parse().ok().filter(|_| is_plain);
-    number.ok_or_else(|| format!("`{}` is not a 64-bit whole number", text.escape_debug()))
+    number.ok_or_else(|| format!("`{}` is not a whole number of at most 64 bits", text.escape_debug()))
 }
 
 fn parts<R: BufRead>(lines: &mut Lines<R>) -> Result<PlanParts, ProgramPlanError> {
@@ -194,7 +194,7 @@ fn log_hash(text: &str) -> Option<LogHash> {
 fn allocation(row: &str) -> Result<PlannedAllocation, String> {
     let fields: Vec<&str> = row.split(' ').collect();
     let [bytes, stream, life, offset] = fields[..] else {
-        return Err(format!("{} words for the 4 columns `{COLUMNS}`", fields.len()));
+        return Err(format!("the line has {} words, not the 4 of `{COLUMNS}`", fields.len()));
     };
     let slot = match (life, offset) {
         ("-", "-") => None,

@@ -6,7 +6,7 @@
 //! | item | purpose |
 //! |---|---|
 //! | [`Block`], [`Problem`], [`Order`] | blocks, and the points at which the log orders streams |
-//! | [`bounds`] | the least height of any placement, in host order and stream-safe |
+//! | [`bounds`] | lower bounds on the height of any placement |
 //! | [`plan`] | a placement, and its height compared with the bound |
 //! | [`fits`] | whether the blocks fit into a capacity: yes, provably not, or unknown |
 //! | [`validate`] | checks a placement; shares no code with the planner |
@@ -28,16 +28,16 @@
 //! ```
 //!
 //! # How it plans
-//! 1. Blocks that live through a whole piece of the log lie at its bottom. The rest may fall into smaller
-//!    pieces with no live block between them, and so on.
-//! 2. A skyline places each piece from the bottom up, with five keys at once. For training and decoding loops
-//!    that usually reaches the bound.
-//! 3. The highest piece is searched in rounds until it reaches its bound. Repair takes blocks out and puts
-//!    them elsewhere below a lower capacity. Pieces of up to 1500 blocks are also searched exactly, which can
-//!    prove that no lower placement exists.
+//! 1. The planner cuts the log into pieces where no block is live. Blocks that live through a whole piece are
+//!    placed at the bottom. The planner then cuts the rest of the piece in the same way.
+//! 2. A skyline method places the blocks of each piece from the bottom up. It tries five orders of the blocks
+//!    at once. For training and decoding loops, this usually reaches the bound.
+//! 3. A search improves the highest piece in rounds, until the piece reaches its bound. A round removes some
+//!    blocks, and places them again below a lower limit. For pieces of up to 1500 blocks, an exact search
+//!    also runs. It can prove that no lower placement exists.
 //!
 //! A round gives each worker a fixed amount of work, whatever the number of cores. So the seed alone decides
-//! the result, unless [`Options::time`] ends the search first; [`Plan::timed_out`] tells.
+//! the result, unless [`Options::time`] ends the search first. [`Plan::timed_out`] says whether it did.
 
 mod bounds;
 mod clocks;

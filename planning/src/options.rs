@@ -16,12 +16,13 @@ use std::time::Duration;
 pub struct Options {
     /// The time after which the search stops with its best placement. The first placement always finishes.
     pub time: Duration,
-    /// The most rounds of search, after the first placements, for one piece of the problem. If the time
-    /// suffices for them, the result depends on the seed alone.
+    /// The most rounds of search, after the first placements, for one piece of the problem. If there is time
+    /// for all rounds, the result depends on the seed alone.
     pub rounds: u32,
     /// The seed of the search's random choices.
     pub seed: u64,
-    /// The number of threads; 0 means one for each core. It does not change the result, if the time suffices.
+    /// The number of threads; 0 means one for each core. It does not change the result if there is time for
+    /// all rounds.
     pub threads: usize,
 }
 

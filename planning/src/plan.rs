@@ -22,7 +22,7 @@ pub struct Plan {
     pub offsets: Vec<u64>,
     /// The end of the highest block in bytes, its size rounded up to the alignment.
     pub height: u64,
-    /// No placement is lower, in bytes: [`Bounds::bytes`], or more if an exact search proved more.
+    /// The proved lower bound in bytes: [`Bounds::bytes`], or more if an exact search proved more.
     pub bound: u64,
     /// The bounds that were computed before the search.
     pub bounds: Bounds,
@@ -31,7 +31,8 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// Returns the height divided by the bound: 1 is proved to be the least. 1 without blocks.
+    /// Returns the height divided by the bound. If the result is 1, no placement is lower. It is 1 if there
+    /// are no blocks.
     #[must_use]
     pub fn ratio(&self) -> f64 {
         if self.bound == 0 { 1.0 } else { self.height as f64 / self.bound as f64 }
@@ -59,12 +60,13 @@ impl Plan {
 pub enum Fit {
     /// This plan's height is at most the capacity.
     Fits(Plan),
-    /// No placement fits: each takes at least `bound` bytes.
+    /// No placement fits: every placement takes at least `bound` bytes.
     Impossible {
         /// The bound in bytes, which exceeds the capacity.
         bound: u64,
     },
-    /// Neither a placement nor a proof was found. This is the lowest plan; it does not fit.
+    /// The search found neither a placement that fits nor a proof that none exists. This is the lowest plan
+    /// that it found.
     Unknown(Plan),
 }
 

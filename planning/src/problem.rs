@@ -25,11 +25,10 @@ pub struct Block {
     pub stream: u64,
 }
 
-/// A point of the log at which work of a stream is ordered before work of others.
+/// A point of the log at which work of one stream is ordered before later work of other streams.
 ///
-/// A free at position `d` is ordered before another stream's allocation at position `b` if such points
-/// between them lead from one stream to the other. A point at the position of the free or of the allocation
-/// counts. allocation counts.
+/// A free at position `d` is ordered before an allocation of another stream at position `b` if such points
+/// lead from the first stream to the second. Only points from `d` to `b`, both included, count.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Order {
@@ -38,8 +37,8 @@ pub enum Order {
         /// The position of the wait.
         at: u64,
     },
-    /// The host waits for all work of one stream. Work that it enqueues later, on any stream, comes after
-    /// that.
+    /// The host waits for all work of one stream. Work that the host enqueues later, on any stream, comes
+    /// after that work.
     Stream {
         /// The position of the wait.
         at: u64,
@@ -73,9 +72,9 @@ impl Order {
 /// Blocks to place in one range of addresses.
 ///
 /// Two blocks conflict, and may not share an address, if both are live at one position. In a stream-safe
-/// problem, two blocks of different streams can also conflict if one dies before the other is born. They do
-/// if no [`Order`] between the two leads from the first block's stream to the other's. Without any order,
-/// blocks of different streams never share an address.
+/// problem, two blocks of different streams can also conflict if one dies before the other is born. They
+/// conflict unless an [`Order`] between the two leads from the first block's stream to the other block's
+/// stream. Without any order, blocks of different streams never share an address.
 ///
 /// Each block takes its size rounded up to the alignment, and begins at a multiple of the alignment.
 ///
@@ -105,7 +104,7 @@ pub struct Problem {
 impl Problem {
     /// Makes a problem in host order: streams are ignored.
     ///
-    /// That is right for one stream, and for a program that orders streams before each reuse.
+    /// Use this for a program with one stream, or for a program that orders its streams before each reuse.
     ///
     /// # Errors
     /// If the alignment is 0, a block does not die after its birth, or the sum of sizes exceeds `u64`.

@@ -12,7 +12,7 @@ pub const MOST_ALLOCATIONS: usize = 1 << 20;
 /// The most streams of a [`ProgramPlan`].
 pub const MOST_STREAMS: usize = 256;
 
-/// The SHA-256 of a log. It names the log that a plan was made from.
+/// The SHA-256 of the log from which a plan was made.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[expect(clippy::exhaustive_structs, reason = "it is the hash alone")]
 pub struct LogHash(pub [u8; 32]);
@@ -33,7 +33,7 @@ pub struct PlannedAllocation {
     pub bytes: u64,
     /// The number of the stream. Streams are numbered by their first allocation, from 0.
     pub stream: u32,
-    /// The block's place in the memory of its stream; `None` if the plan leaves the block to others.
+    /// The block's place in the memory of its stream; `None` if the plan has no place for the block.
     pub slot: Option<PlannedSlot>,
 }
 
@@ -41,8 +41,8 @@ pub struct PlannedAllocation {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[expect(clippy::exhaustive_structs, reason = "a plan needs each part")]
 pub struct PlannedSlot {
-    /// The number of allocations until the deallocation, including this one. If a block lives beyond the last
-    /// allocation into the next pass, it keeps its bytes for a whole pass.
+    /// The number of allocations from this one up to the block's deallocation, including this one. If the
+    /// block lives into the next pass of the program, it keeps its bytes for a whole pass.
     pub life: NonZeroU32,
     /// The distance from the start of the stream's memory, in bytes.
     pub offset: u64,
@@ -58,9 +58,10 @@ pub struct PlanParts {
     pub alignment: u64,
     /// The bytes of each stream's memory, which no other stream uses.
     pub lanes: Vec<u64>,
-    /// No placement of the same blocks takes fewer bytes, if each stream has its own memory.
+    /// The lower bound in bytes: no placement of the same blocks takes fewer bytes, if each stream has its
+    /// own memory.
     pub bound: u64,
-    /// The most bytes that blocks without a slot have in use at a time.
+    /// The most bytes that are live at one time in blocks without a slot.
     pub beside: u64,
     /// The allocations, in the order of the program.
     pub allocations: Vec<PlannedAllocation>,
@@ -73,7 +74,8 @@ impl PlanParts {
         self.lanes.iter().fold(0, |sum, lane| sum.saturating_add(*lane))
     }
 
-    /// Returns the bytes of all lanes divided by the bound: 1 is proved to be the least. 1 without blocks.
+    /// Returns the bytes of all lanes divided by the bound. If the result is 1, no placement takes fewer
+    /// bytes. It is 1 if there are no blocks.
     #[must_use]
     pub fn ratio(&self) -> f64 {
         if self.bound == 0 { 1.0 } else { self.bytes() as f64 / self.bound as f64 }
@@ -82,8 +84,9 @@ impl PlanParts {
 
 /// A plan for a program that makes the same allocations in each run.
 ///
-/// A plan is consistent: if its blocks' lives match the program's, no two blocks share bytes while both are
-/// in use. A plan is written as text ([`Display`](fmt::Display)) and read by [`read`](Self::read).
+/// A plan is consistent: if the program's blocks live as long as the plan says, no two blocks share bytes
+/// while both are in use. A plan is written as text ([`Display`](fmt::Display)) and read by
+/// [`read`](Self::read).
 ///
 /// ```
 /// use millpond_planning::{LogHash, PlanParts, PlannedAllocation, PlannedSlot, ProgramPlan};
@@ -178,7 +181,10 @@ pub(crate) fn check(parts: &PlanParts) -> Result<(), Defect> {
         return Err(Defect::of_all("the lanes together exceed 64 bits"));
     }
     if *bound > parts.bytes() {
-        return Err(Defect::of_all(format!("the lanes have {} bytes, below the bound", parts.bytes())));
+        return Err(Defect::of_all(format!(
+            "the lanes have {} bytes in all, less than the bound",
+            parts.bytes()
+        )));
     }
     let mut streams = 0;
     for (index, allocation) in allocations.iter().enumerate() {
@@ -247,7 +253,7 @@ fn overlaps(parts: &PlanParts) -> Result<(), Defect> {
                 let other = first + 1;
                 Defect::at(
                     second,
-                    format!("it shares bytes with allocation {other}, which is in use at the time"),
+                    format!("it shares bytes with allocation {other}, which is live at the same time"),
                 )
             }
             other => Defect::of_all(other.to_string()),

@@ -53,13 +53,13 @@ impl fmt::Display for Invalid {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Count { blocks, offsets } => {
-                write!(f, "{offsets} offsets for {blocks} blocks")
+                write!(f, "there are {offsets} offsets for {blocks} blocks")
             }
             Self::Misaligned { block, offset, alignment } => {
                 write!(f, "block {block} lies at {offset}, which is not a multiple of {alignment}")
             }
             Self::TooHigh { block, offset } => {
-                write!(f, "block {block} at {offset} ends above 64 bits")
+                write!(f, "the end of block {block} at {offset} does not fit into 64 bits")
             }
             Self::Overlap { first, second } => {
                 write!(f, "blocks {first} and {second} share an address while both are live")
@@ -76,8 +76,8 @@ impl fmt::Display for Invalid {
 
 impl Error for Invalid {}
 
-/// Checks that no two conflicting blocks share an address. Returns the height in bytes: the end of the
-/// highest block, with its size rounded up to the alignment.
+/// Checks that no two [conflicting](Problem) blocks share an address. Returns the height in bytes: the end of
+/// the highest block, with its size rounded up to the alignment.
 ///
 /// # Errors
 /// The first defect that a sweep in the order of positions finds.

@@ -162,7 +162,7 @@ def framework(name: str, install: str) -> Any:
         return importlib.import_module(name)
     except ImportError as error:
         module = name.split(".")[0]
-        raise ImportError(f"{module} cannot be imported ({error}): pip install {install}") from error
+        raise ImportError(f"{module} cannot be imported ({error}); run: pip install {install}") from error
 
 
 def prepare(stack: StackLike, ordinal: int, fallback: str = "cuda+pool") -> _mr.DeviceMemoryResource:
@@ -199,7 +199,7 @@ def stream_pointer(stream: StreamLike | None) -> int:
             handle = getattr(stream, name)
             handle = getattr(handle, "value", handle)
             return int(handle) if handle is not None else 0
-    raise TypeError(f"{type(stream).__name__} is not a stream: it has no `__cuda_stream__`")
+    raise TypeError(f"a {type(stream).__name__} is not a stream: it has no method `__cuda_stream__`")
 
 
 class StreamScope(threading.local):

@@ -116,7 +116,7 @@ def memory_resource(stack: StackLike = None, device: FrameworkDevice = None) -> 
 
 
 def use(stack: StackLike = None, device: FrameworkDevice = None) -> Any:
-    """Make a stack the `memory_resource` of a cuda.core device.
+    """Use a stack as the `memory_resource` of a cuda.core device.
 
     Args:
         stack: The stack as text, or a resource. It becomes the device's default. None keeps the default. If

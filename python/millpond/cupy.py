@@ -218,15 +218,15 @@ class _Pool:
 
     def set_limit(self, size: int | None = None, fraction: float | None = None) -> None:
         if (size is None) == (fraction is None):
-            raise ValueError("pass either a size or a fraction")
+            raise ValueError("set_limit needs either `size` or `fraction`, not both")
         device = _current()
         if size is None:
             assert fraction is not None
             if not 0 <= fraction <= 1:
-                raise ValueError("the fraction must be from 0 to 1")
+                raise ValueError(f"`fraction` must be from 0 to 1, not {fraction!r}")
             size = int(_library.device_of(device).memory_info()[1] * fraction)
         if size < 0:
-            raise ValueError("the limit must not be negative")
+            raise ValueError(f"`size` must be 0 bytes (no limit) or more, not {size}")
         with _lock:
             if size:
                 _state["limits"][device] = size
@@ -277,7 +277,7 @@ def allocator(size: int) -> Any:
 
 
 def use(stack: StackLike = None) -> None:
-    """Make millpond CuPy's allocator. millpond sets up each device when CuPy first allocates on it.
+    """Use millpond as CuPy's allocator. millpond sets up a device when CuPy first allocates on that device.
 
     `cupy.get_default_memory_pool()` then reports millpond's memory.
 

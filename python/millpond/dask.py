@@ -76,7 +76,7 @@ def configure(worker: Any, stack: str | None = None, frameworks: Iterable[str] =
     """
     unknown = set(frameworks) - set(_FRAMEWORKS)
     if unknown:
-        raise ValueError(f"{sorted(unknown)} is not supported; supported are {', '.join(_FRAMEWORKS)}")
+        raise ValueError(f"millpond does not support {sorted(unknown)}; it supports {', '.join(_FRAMEWORKS)}")
     if "millpond" in worker.metrics:
         return
     with _lock:
@@ -168,10 +168,10 @@ def setup(client: Any, stack: str | None = None, frameworks: Iterable[str] = ())
 
 @_click.command()  # type: ignore[untyped-decorator]
 @_click.option(  # type: ignore[untyped-decorator]
-    "--millpond-stack", default=None, help="The stack, as cuda+pool"
+    "--millpond-stack", default=None, help="The stack as text, such as cuda+pool"
 )
 @_click.option(  # type: ignore[untyped-decorator]
-    "--millpond-frameworks", default="", help="What takes memory from it, as cupy,numba"
+    "--millpond-frameworks", default="", help="The libraries that use the stack, such as cupy,numba"
 )
 def dask_setup(worker: Any, millpond_stack: str | None, millpond_frameworks: str) -> None:
     """Configure a worker that starts with `--preload millpond.dask`."""

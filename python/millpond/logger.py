@@ -45,7 +45,7 @@ _flush_level = level_enum.trace
 
 def _checked(level: level_enum) -> level_enum:
     if not isinstance(level, level_enum):
-        raise TypeError(f"{level!r} is not a level_enum")
+        raise TypeError(f"{level!r} is not a level_enum; write for example millpond.level_enum.info")
     return level
 
 

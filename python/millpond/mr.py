@@ -58,13 +58,13 @@ def parse_bytes(size: Size) -> int:
     if not isinstance(size, str):
         size_bytes = int(size)
         if 0 < size < 1:
-            raise ValueError(f'{size!r} is less than a byte; did you mean "{100 * size:g}%"?')
+            raise ValueError(f'{size!r} bytes is less than a byte; did you mean "{100 * size:g}%"?')
         if size_bytes < 0:
             raise ValueError(f"a size cannot be negative: {size!r}")
         return size_bytes
     size_bytes, percent = parse_size(size)
     if percent:
-        raise ValueError(f"{size!r} is a share, but a size in bytes is required, such as 4GiB")
+        raise ValueError(f"{size!r} is a share of the memory; write a size in bytes instead, such as 4GiB")
     return size_bytes
 
 
@@ -598,9 +598,9 @@ class BinningMemoryResource(UpstreamResourceAdaptor):
         self._upstream = upstream_mr
         exponents = min_size_exponent, max_size_exponent
         if (exponents[0] < 0) != (exponents[1] < 0):
-            raise ValueError("give both exponents, or neither")
+            raise ValueError("give both `min_size_exponent` and `max_size_exponent`, or neither")
         if max(exponents) > 63:
-            raise ValueError(f"a bin of 2**{max(exponents)} bytes is larger than any memory")
+            raise ValueError(f"a bin of 2**{max(exponents)} bytes is too large; the largest exponent is 63")
         self._automatic = (
             [] if exponents[0] < 0 else [1 << at for at in range(exponents[0], exponents[1] + 1)]
         )
@@ -749,7 +749,7 @@ class LoggingResourceAdaptor(UpstreamResourceAdaptor):
             raise TypeError("Argument `upstream_mr` must not be None")
         name = log_file_name or os.environ.get("MILLPOND_LOG_FILE") or os.environ.get("RMM_LOG_FILE")
         if not name:
-            raise ValueError("a log needs `log_file_name`, or RMM_LOG_FILE in the environment")
+            raise ValueError("no file is named for the log; pass `log_file_name`, or set MILLPOND_LOG_FILE")
         self._on(upstream_mr, "logging", file=_device_file(name, upstream_mr.device))
 
     def flush(self) -> None:
@@ -789,8 +789,8 @@ class StatisticsResourceAdaptor(_Adaptor):
     """Counts bytes and allocations.
 
     The counters form levels. `push_counters` starts a new level on top, with all counters at 0. Only the top
-    level counts. `pop_counters` ends the top level and adds its counts to the level below. That level is then
-    the same as if it had counted all the time.
+    level counts allocations. `pop_counters` ends the top level and adds its counts to the level below. That
+    level then has the counts that it would have without the top level.
 
     Args:
         upstream_mr: The resource below.
@@ -1165,7 +1165,7 @@ def set_per_device_resource(device: DeviceLike | None, mr: DeviceMemoryResource)
         raise TypeError(f"{mr!r} is not a millpond resource; millpond.stack(text) makes one")
     device = _device(device)
     if mr.device != device:
-        raise InvalidArgumentError(f"{mr!r} is on {mr.device} and cannot be the default of {device}")
+        raise InvalidArgumentError(f"{mr!r} is on {mr.device}, not on {device}; build it on {device}")
     with _lock:
         # Keeps the replaced objects until the lock is released.
         before = mr._make_default(), _objects.get(device)
@@ -1402,9 +1402,9 @@ def _log(device: Device, log_file_name: FilePath | None) -> None:
 def enable_logging(log_file_name: FilePath | None = None) -> None:
     """Log the calls to the default resources, with a separate file for each device.
 
-    The current device gets a log, and each device whose default this process has set or read. For device 0,
-    `log.csv` becomes `log.dev0.csv`. `LoggingResourceAdaptor` describes the placeholders in a path. If a
-    device's default resource is already a log, this log stays.
+    Two kinds of devices get a log: the current device, and each device whose default this process has set or
+    read. For device 0, `log.csv` becomes `log.dev0.csv`. `LoggingResourceAdaptor` describes the placeholders
+    in a path. If a device's default resource is already a log, this log stays.
 
     Args:
         log_file_name: The path; None means the path in MILLPOND_LOG_FILE, or else in RMM_LOG_FILE.
@@ -1429,7 +1429,7 @@ def enable_logging(log_file_name: FilePath | None = None) -> None:
 
 
 def disable_logging() -> None:
-    """Remove the logs that are default resources. The resources below them become the defaults again.
+    """Remove the logs that are default resources. The resource below a log becomes the default again.
 
     If a log is below another layer, it writes its buffered rows and stays.
 

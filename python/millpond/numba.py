@@ -8,8 +8,9 @@ program. millpond supports numba-cuda and numba-cuda-mlir. Numba still allocates
 memory itself.
 
 Numba names no stream when it allocates, so millpond uses the legacy default stream. The memory is freed in
-the order of this stream, which waits for all streams except non-blocking ones. If a non-blocking stream uses
-an array, call `record_stream`. To allocate for another stream, write `with millpond.numba.stream(s):`.
+the order of this stream. The stream waits for all other streams, except non-blocking ones. If a non-blocking
+stream uses an array, call `record_stream`. To allocate for another stream, write
+`with millpond.numba.stream(s):`.
 """
 
 from __future__ import annotations
@@ -134,7 +135,7 @@ def record_stream(array: Any, stream: StreamLike) -> None:
     """
     memory, pointer = _memory_of(array.gpu_data)
     if memory is None:
-        raise ValueError("the array's memory is not from millpond.numba")
+        raise ValueError("the array's memory is not from millpond: call millpond.numba.use() first")
     manager = pointer._millpond_manager
     _library.check(_library.manager_record_stream(manager._handle(), memory, _library.stream_pointer(stream)))
 
@@ -274,7 +275,7 @@ def manager_class(driver: Any) -> type[Any]:
 
 
 def use(stack: StackLike = None, driver: Any = None) -> None:
-    """Make millpond Numba's memory manager. Call it before Numba first uses a device.
+    """Use millpond as Numba's memory manager. Call this function before Numba first uses a device.
 
     Args:
         stack: The stack as text, or a resource. It becomes the default of each device that Numba uses. None

@@ -1,12 +1,12 @@
-"""Makes a millpond stack RMM's default resource, so that cuDF, cuML and the rest of RAPIDS use it.
+"""Lets RMM allocate from a millpond stack, so that cuDF, cuML and the rest of RAPIDS use this stack.
 
 >>> import millpond.rmm
 >>> millpond.rmm.use("cuda+pool")  # doctest: +SKIP
 
 `python -m millpond.rmm_bridge build` compiles a bridge. With the bridge, RAPIDS calls libmillpond from C++.
-Without it, millpond uses `rmm.mr.CallbackMemoryResource`. Each allocation and each free then takes the GIL
-and calls Python code. This costs some microseconds, and C++ threads wait for each other. A C++ program
-includes `millpond/memory_resource.hpp` instead, and needs neither the bridge nor callbacks.
+Without the bridge, millpond uses `rmm.mr.CallbackMemoryResource`. Each allocation and each free then takes
+the GIL and calls Python code. This costs some microseconds, and C++ threads wait for each other. A C++
+program includes `millpond/memory_resource.hpp` instead, and needs neither the bridge nor callbacks.
 """
 
 from __future__ import annotations
@@ -87,9 +87,10 @@ def _over_callbacks(rmm: Any, ours: Resource) -> Any:
 
 
 def use(stack: StackLike = None, device: FrameworkDevice = None) -> Any:
-    """Make a device's stack RMM's default resource for that device.
+    """Use a device's stack as RMM's default resource for that device.
 
-    If memory runs out, RAPIDS raises `MemoryError`, as without millpond. The text has millpond's report.
+    If memory runs out, RAPIDS raises `MemoryError`, as without millpond. The text of the error has millpond's
+    report.
 
     Args:
         stack: The stack as text, or a resource. It becomes the device's default. None keeps the default. If

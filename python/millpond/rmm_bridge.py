@@ -55,7 +55,7 @@ def _librmm() -> Path:
         if (place / "librmm.so").exists():
             return place / "librmm.so"
     searched = ", ".join(map(str, places))
-    raise RuntimeError(f"librmm.so was not found (looked in {searched}): pip install rmm-cu13 (or rmm-cu12)")
+    raise RuntimeError(f"librmm.so was not found in {searched}; run: pip install rmm-cu13 (or rmm-cu12)")
 
 
 def path() -> Path:
@@ -152,7 +152,7 @@ def build() -> Path:
     if made.exists():
         return made
     if importlib.util.find_spec("Cython") is None:
-        raise RuntimeError("Cython is not installed: pip install cython")
+        raise RuntimeError("Cython is not installed; run: pip install cython")
     includes = [f"-I{folder}" for folder in _include_folders()]
     made.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=made.parent) as work:

@@ -18,17 +18,17 @@ def memory_snapshot(
     """Return the segments and blocks of a stack's memory now, and write them to a file.
 
     PyTorch's viewer (https://pytorch.org/memory_viz) and `millpond-replay explain` read the file. After
-    `record_memory_history`, it also has the last events with their stacks.
+    `record_memory_history`, the file also has the last events with their call stacks.
 
     Args:
         path: The file to write; None writes no file.
-        resource: The stack; None takes the current device's default resource.
+        resource: The stack; None means the current device's default resource.
 
     Returns:
         The snapshot, with the keys of `torch.cuda.memory._snapshot()` and sizes in bytes.
 
     Raises:
-        UnsupportedError: No layer of the stack knows its blocks, as for "cuda". Use a pool.
+        UnsupportedError: No layer of the stack knows the stack's blocks, as with "cuda". Use a pool.
         OSError: The file cannot be written.
 
     Example:
@@ -58,12 +58,12 @@ def record_memory_history(
 ) -> None:
     """Record the last events of this process's memory, for `memory_snapshot`.
 
-    An event takes 64 bytes of host memory. A stack takes about a microsecond.
+    Each event takes 64 bytes of host memory. To capture a call stack takes about a microsecond.
 
     Args:
-        max_entries: The most events to keep. Later events overwrite the oldest.
-        stacks: The stacks of Python to capture: "off", "live" (of blocks that are live at a snapshot),
-            "allocations", or "all" (of frees, too).
+        max_entries: How many events to keep at most. New events overwrite the oldest ones.
+        stacks: The calls for which Python's call stack is captured: "off" (no calls), "live" (allocations of
+            blocks that are live at a snapshot), "allocations", or "all" (allocations and frees).
         clear_history: Whether to forget earlier events.
 
     Raises:
@@ -80,14 +80,14 @@ def record_memory_history(
         >>> millpond.stop_memory_history()
     """
     if stacks not in _STACKS:
-        raise ValueError(f"stacks is one of {', '.join(_STACKS)}, not {stacks!r}")
+        raise ValueError(f"`stacks` must be one of {', '.join(_STACKS)}, not {stacks!r}")
     if max_entries < 0:
-        raise ValueError(f"max_entries is not negative, but {max_entries}")
+        raise ValueError(f"`max_entries` must be 0 events or more, not {max_entries}")
     _native.record_history(max_entries, _STACKS.index(stacks), 0, clear_history)
 
 
 def stop_memory_history() -> None:
-    """End the recording of events, and forget them.
+    """Stop recording events, and discard the recorded events.
 
     Example:
         >>> import millpond

@@ -142,8 +142,8 @@ def pop_statistics() -> Statistics | None:
 def statistics() -> Iterator[None]:
     """Count the allocations inside a `with` block separately.
 
-    If statistics are enabled, the block starts a level, and ends it afterwards. Otherwise it enables
-    statistics, and afterwards restores the default resource.
+    If statistics are enabled, the block starts a level, and ends the level at its end. Otherwise the block
+    enables statistics, and restores the default resource at its end.
 
     Raises:
         ValueError: The code in the block replaced the default resource.
@@ -165,7 +165,7 @@ def statistics() -> Iterator[None]:
         yield
     finally:
         if _mr.get_current_device_resource() is not resource:
-            raise ValueError("the current resource was changed inside the context")
+            raise ValueError("the `with` block replaced the default resource; replace it outside the block")
         if before is None:
             pop_statistics()
         else:
@@ -277,7 +277,7 @@ class ProfilerRecords:
             ['1', '2,000', '3,000', 'load']
         """
         if ordered_by not in ("memory_peak", "num_calls", "memory_total"):
-            raise ValueError(f"records cannot be ordered by {ordered_by!r}")
+            raise ValueError(f"no column {ordered_by!r}; write memory_peak, num_calls or memory_total")
         rows = sorted(self.records.items(), key=lambda row: getattr(row[1], ordered_by), reverse=True)
         title = ["Memory Profiling", "================", ""]
         if not rows:
@@ -345,7 +345,7 @@ class ProfilerContext:
 
     def __enter__(self) -> Self:
         if not self._name:
-            raise ValueError("a profiled context needs a name")
+            raise ValueError('a profiled `with` block needs a name; write for example profiler(name="load")')
         resource = _counting()
         if resource is not None:
             resource.push_counters()

@@ -49,7 +49,7 @@ class StreamPool:
         self, pool_size: int = 16, flags: CudaStreamFlags | int = CudaStreamFlags.SYNC_DEFAULT
     ) -> None:
         if pool_size < 1:
-            raise ValueError("a pool must have at least one stream")
+            raise ValueError(f"`pool_size` must be 1 stream or more, not {pool_size}")
         self._streams = [Stream(flags=int(flags)) for _ in range(pool_size)]
         self._turns = itertools.count()
         self._lock = _locks.lock()
@@ -58,8 +58,8 @@ class StreamPool:
         """Return a stream of the pool.
 
         Args:
-            stream_id: The number of the stream, from 0. The pool takes larger numbers modulo its own size.
-                None means the next stream in turn.
+            stream_id: The number of the stream, from 0. Numbers beyond the last stream begin again at the
+                first one. None means the next stream in turn.
 
         Returns:
             The stream. It stays in the pool, so other callers may get the same stream.
@@ -77,7 +77,7 @@ class StreamPool:
             with self._lock:
                 stream_id = next(self._turns)
         elif stream_id < 0:
-            raise ValueError("a stream's number must not be negative")
+            raise ValueError(f"`stream_id` must be 0 or more, not {stream_id}")
         return self._streams[stream_id % len(self._streams)]
 
     def get_pool_size(self) -> int:

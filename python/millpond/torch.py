@@ -1,7 +1,8 @@
 """Lets PyTorch allocate device memory from a millpond stack, in one of two ways.
 
 `with millpond.torch.use_mem_pool():` serves the allocations inside the block through a `torch.cuda.MemPool`.
-PyTorch's own allocator stays in use. It takes its segments, the large blocks that it divides, from millpond.
+PyTorch's own allocator stays in use, and allocates its segments from millpond. A segment is a large block
+that PyTorch's allocator divides.
 PyTorch's statistics, snapshots and graphs still work.
 
 `millpond.torch.use()` serves all allocations of the process directly. Call it before PyTorch first uses a
@@ -93,7 +94,7 @@ def mem_pool(stack: StackLike = None, device: TorchDeviceLike = None) -> Any:
     """
     torch = _torch()
     if _state["is_process_wide"]:
-        raise UnsupportedError("millpond.torch.use() already serves the whole process, without MemPools")
+        raise UnsupportedError("millpond.torch.use() already serves the whole process; use no MemPool")
     torch.cuda.init()
     ordinal = _ordinal(device, stack)
     _library.prepare(stack, ordinal)
@@ -162,12 +163,12 @@ def _base_allocation(ptr: int, size: Any) -> int:
 def _too_late(ordinal: int) -> str:
     device = f", {ordinal}" if ordinal else ""
     return (
-        "PyTorch has set its own allocator up and does not replace it: its first torch.cuda call does that, "
-        "torch.cuda.set_device() too. Move millpond.torch.use() above that line:\n"
+        "PyTorch has already created its own allocator, and never replaces it. PyTorch creates it in the "
+        "first torch.cuda call, also in torch.cuda.set_device(). Move millpond.torch.use() above that call:\n"
         f'    millpond.torch.use("cuda+pool"{device})\n'
         f"    torch.cuda.set_device({ordinal})\n"
-        "Under torchrun, use() without a device takes the one of LOCAL_RANK. To serve a part of the program "
-        "from here on, write `with millpond.torch.use_mem_pool():`"
+        "Under torchrun, use() without a device uses the device that LOCAL_RANK names. To serve only a part "
+        "of the program from here on, write `with millpond.torch.use_mem_pool():`"
     )
 
 
@@ -383,11 +384,11 @@ def _record_memory_history(
     **others: Any,
 ) -> None:
     if enabled not in (None, "state", "all"):
-        raise ValueError(f"enabled is None, 'state' or 'all', not {enabled!r}")
+        raise ValueError(f"`enabled` must be None, 'state' or 'all', not {enabled!r}")
     if context not in _CONTEXTS:
-        raise ValueError(f"context is None, 'state', 'alloc' or 'all', not {context!r}")
+        raise ValueError(f"`context` must be None, 'state', 'alloc' or 'all', not {context!r}")
     if unknown := set(skip_actions or ()) - set(_ACTIONS):
-        raise ValueError(f"skip_actions has {sorted(unknown)}; the actions are {', '.join(_ACTIONS)}")
+        raise ValueError(f"unknown `skip_actions` {sorted(unknown)}; the actions are {', '.join(_ACTIONS)}")
     if enabled is None:
         return _native.stop_history()
     is_state = enabled == "state"
@@ -451,8 +452,8 @@ def serve_statistics() -> None:
     """Let PyTorch's statistics functions report millpond's memory. `use` calls this function.
 
     `torch.cuda.memory._snapshot`, `_dump_snapshot` and `_record_memory_history` also work, in PyTorch's own
-    format. They record all devices, and the interpreter's stacks without C++. A PyTorch function without a
-    millpond counterpart raises `UnsupportedError`.
+    format. They record the events of all devices, with Python's call stacks but without C++ frames. A PyTorch
+    function without a millpond counterpart raises `UnsupportedError`.
 
     Raises:
         ImportError: PyTorch is not installed.
@@ -465,7 +466,7 @@ def serve_statistics() -> None:
     torch = _torch()
     if any(name == "memory_stats" for _, name, _ in _patched):
         return
-    fraction = _refuser("a memory fraction; put a limit on the stack: cuda+pool+limiting:limit=8GiB")
+    fraction = _refuser("a memory fraction; limit the stack instead, as in cuda+pool+limiting:limit=8GiB")
     functions: dict[str, Callable[..., Any]] = {
         "memory_stats": memory_stats,
         "mem_get_info": mem_get_info,
@@ -488,7 +489,7 @@ def serve_statistics() -> None:
 def restore_statistics() -> None:
     """Restore PyTorch's own statistics functions. After `use`, these functions raise an error.
 
-    The history of `torch.cuda.memory._record_memory_history` ends.
+    This also stops the recording of `torch.cuda.memory._record_memory_history`, and discards the events.
 
     Example:
         >>> import millpond.torch

@@ -191,7 +191,7 @@ def test_pytorch_that_is_set_up_names_the_line_to_move():
         "assert retains() == [0] * 4\n"
     )
     said = with_fake(program).splitlines()
-    assert "torch.cuda.set_device() too. Move millpond.torch.use() above that line:" in said[0]
+    assert "also in torch.cuda.set_device(). Move millpond.torch.use() above that call:" in said[0]
     assert said[1:3] == ['    millpond.torch.use("cuda+pool", 1)', "    torch.cuda.set_device(1)"]
 
 

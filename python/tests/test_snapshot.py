@@ -139,7 +139,7 @@ def test_each_kind_of_stacks_is_captured():
         block = next(block for block in blocks if block["address"] == kept.ptr)
         assert bool(block["frames"]) == of_block, stacks
         del kept
-    with pytest.raises(ValueError, match="stacks is one of"):
+    with pytest.raises(ValueError, match="`stacks` must be one of"):
         millpond.record_memory_history(stacks="python")
     with pytest.raises(ValueError, match="max_entries"):
         millpond.record_memory_history(-1)

@@ -118,15 +118,15 @@ impl<R: DeviceMemoryResource> Layer<R> for ArenaLayer {
     }
 }
 
-/// An arena as in RMM: the resource allocates one large piece of memory when it is built, and each thread and
+/// An arena as in RMM. The resource allocates one large piece of memory when it is built. Each thread and
 /// each stream gets parts of this memory.
 ///
 /// The arena is a [pool](PoolMemoryResource) with an initial size. The parts of the pool correspond to RMM's.
-/// Spans (up to 4 MiB) are RMM's superblocks, and each thread has its own spans. A block that a stream has
-/// freed is first offered to the same stream. Requests larger than a span are served from memory that all
-/// threads share. RMM's arena defragments. Here, free parts of all threads and streams are joined before the
-/// pool reports that memory is out. Unlike RMM's arena, this one grows beyond its size, and no free waits for
-/// a stream.
+/// Spans (up to 4 MiB) are RMM's superblocks, and each thread has its own spans. The pool first offers a
+/// freed block to the stream that freed it. It serves requests larger than a span from memory that all
+/// threads share. Before it reports that memory is out, it joins the free parts of all threads and streams,
+/// as RMM's arena does when it defragments. Unlike RMM's arena, this one grows beyond its size, and no free
+/// waits for a stream.
 ///
 /// ```
 /// use millpond_core::{DeviceMemoryResource, DeviceMemoryResourceExt, StreamRef};

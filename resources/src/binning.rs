@@ -205,8 +205,8 @@ impl<R: DeviceMemoryResource> Bin<R> {
 }
 
 /// Passes each request to one of its bins, or to the upstream. A bin is a resource for requests up to a
-/// certain size. A request goes to the smallest bin that is large enough. If no bin is, it goes to the
-/// upstream.
+/// certain size. Each request goes to the smallest bin that is large enough. If no bin is large enough, the
+/// request goes to the upstream.
 ///
 /// The bins of a [`BinningLayer`] never change, so a block always returns to the resource that allocated it.
 /// A bin of fixed-size blocks allocates blocks from upstream when requests need them, a few at first.

@@ -125,7 +125,7 @@ unsafe impl DeviceMemoryResource for CallbackMemoryResource {
         if !ptr.is_aligned_to(layout.alignment()) {
             (self.deallocate)(ptr, layout, stream);
             return Err(fail(Error::invalid_argument(format!(
-                "the function returned {ptr}, which is not aligned to {} bytes",
+                "the function returned {ptr}, but the address must be a multiple of {} bytes",
                 layout.alignment()
             ))));
         }

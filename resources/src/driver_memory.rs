@@ -302,8 +302,8 @@ macro_rules! driver_memory_resource {
 }
 
 driver_memory_resource! {
-    /// Plain device memory: `cuMemAlloc` and `cuMemFree`. Both calls synchronise with the device, so it does
-    /// not matter which stream a call names. Two resources of the same device are equal.
+    /// Plain device memory: `cuMemAlloc` and `cuMemFree`. `allocate` and `deallocate` synchronise with the
+    /// device, so it does not matter which stream a call names. Two resources of the same device are equal.
     ///
     /// ```
     /// use millpond_core::{DeviceMemoryResource, DeviceMemoryResourceExt, StreamRef};
@@ -337,8 +337,8 @@ driver_memory_resource! {
     /// `cuMemFreeHost`. It does not matter which stream a call names. Two resources of the same device are
     /// equal.
     ///
-    /// Both calls are slow (some hundred microseconds for a MiB), so put a pool on top. For CUDA, the memory
-    /// is pinned for every device of the process.
+    /// An allocation or a free of 1 MiB takes some hundred microseconds, so put a pool on top. For CUDA, the
+    /// memory is pinned for every device of the process.
     ///
     /// ```
     /// use millpond_core::{Accessibility, DeviceMemoryResource, DeviceMemoryResourceExt};

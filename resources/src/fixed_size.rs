@@ -205,11 +205,12 @@ impl<R: DeviceMemoryResource> FixedSizeMemoryResource<R> {
         let error = if layout.bytes() > self.options.block_bytes {
             // The error is out of memory, so that a layer above can fall back on another resource.
             let block = format_bytes(self.options.block_bytes);
-            let why = format!("blocks have {block}; raise block_size, or use binning for several sizes");
+            let why =
+                format!("each block has only {block}; raise block_size, or use binning for several sizes");
             Error::impossible(why, layout, stream)
         } else if layout.bytes() > 0 && layout.alignment() > ALLOCATION_ALIGNMENT {
             Error::invalid_argument(format!(
-                "blocks are aligned to {ALLOCATION_ALIGNMENT} bytes; use a pool for more"
+                "blocks are aligned to {ALLOCATION_ALIGNMENT} bytes; for larger alignments, use a pool"
             ))
         } else {
             return Ok(());

@@ -3,8 +3,8 @@
 //! The environment variable `MILLPOND_STACK` names the initial default of every device: a stack of millpond's
 //! layers. Without the variable, the initial default is a plain [`CudaMemoryResource`].
 //!
-//! The functions return owned handles. A replaced resource lives as long as a handle to it, and its blocks
-//! still return to it. All functions are thread-safe.
+//! The functions return owned handles. A replaced resource lives as long as a handle to it. Blocks from a
+//! replaced resource still return to that resource. All functions are thread-safe.
 //!
 //! If a device's context is reset (`cuDevicePrimaryCtxReset`), its default is lost, and the initial default
 //! replaces it.
@@ -113,8 +113,8 @@ pub fn set_per_device_resource(device: DeviceId, resource: AnyResource) -> Resul
     }))
 }
 
-/// Does the same as [`set_per_device_resource`]. But if the device had no default yet, it returns `None`, and
-/// does not build the initial default just to return it.
+/// Does the same as [`set_per_device_resource`], but returns `None` if the device had no default yet. So it
+/// never builds the initial default only to return it.
 ///
 /// # Errors
 /// The same as for [`set_per_device_resource`].

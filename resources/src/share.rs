@@ -7,9 +7,10 @@
 //! [`ImportedBlock`] maps the same memory at another address.
 //!
 //! - A descriptor keeps the **physical memory** alive, and so does the other process's mapping. The memory
-//!   stays even after the pool, or the pool's process, has ended.
-//! - Neither keeps the **block** live. Free the block only when the other process is done with it. After the
-//!   free, the pool gives the same memory to other callers, and nothing reports that two users share it.
+//!   stays even after the pool is dropped or the pool's process has ended.
+//! - Neither keeps the **block** live. Free the block only when the other process no longer uses it. After
+//!   the free, the pool gives the same memory to other callers. No error then reports that two users share
+//!   the memory.
 //! - A handle is always shared whole, so the other process could also map the memory next to the block. Share
 //!   blocks only with processes that you trust.
 
@@ -127,7 +128,7 @@ impl ImportedBlock {
     pub fn open(driver: &DriverHandle, description: &[u8], descriptors: Vec<OwnedFd>) -> Result<Self> {
         let parts = read(description)?;
         if parts.len() != descriptors.len() {
-            return Err(malformed("its number of parts is not the number of descriptors"));
+            return Err(malformed("the number of its parts differs from the number of descriptors"));
         }
         let whole = parts.iter().try_fold(0_u64, |sum, part| sum.checked_add(part.handle_bytes));
         let whole = whole.ok_or_else(|| malformed("its bytes overflow"))?;
@@ -211,7 +212,7 @@ impl Drop for ImportedBlock {
 
 fn malformed(why: &str) -> Error {
     Error::invalid_argument(format!(
-        "this does not describe a shared block: {why}; pass on all that the export returned"
+        "the description of the shared block is not valid: {why}; pass on everything that the export returned"
     ))
 }
 

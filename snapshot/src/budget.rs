@@ -48,7 +48,11 @@ impl Budget {
 impl fmt::Display for Exceeded {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let granted = millpond_core::format_bytes(self.granted);
-        write!(f, "needs more than {granted} of memory, the limit for its size; if you trust the file, ")?;
-        f.write_str("grant more with `import --memory 4GiB`")
+        write!(
+            f,
+            "needs more than {granted} of memory to import, the limit for a file of this size; if you trust \
+             the file, "
+        )?;
+        f.write_str("raise the limit with `import --memory 4GiB`")
     }
 }

@@ -2,20 +2,20 @@
 //!
 //! | module | does |
 //! |---|---|
-//! | [`import`] | reads recordings of other programs: snapshots, traces, logs, messages that memory ran out |
-//! | [`recording`] | the one model of all of them, with stacks, pools, segments and a list of gaps |
-//! | [`frames`] | tells whose code the frames of stacks are, and which line is the user's |
-//! | [`explain`] | tells where memory is in a recording, and what would help |
-//! | [`fidelity`] | tells how well the model of PyTorch's allocator predicts a recording |
+//! | [`import`] | reads files of other programs: snapshots, traces, logs, out-of-memory messages |
+//! | [`recording`] | the contents of such a file: events, call stacks, pools, segments, and a list of gaps |
+//! | [`frames`] | finds out whose code each frame of a call stack is, and which line is the user's |
+//! | [`explain`] | shows what uses the memory in a recording, and which changes would help |
+//! | [`fidelity`] | measures how well the model of PyTorch's allocator predicts a recording |
 //! | [`report`] | draws a recording on one page of HTML |
 //! | [`export`] | writes a recording in the formats of other tools |
 //! | [`gate`] | compares the memory of a recording with a budget |
-//! | [`record`] | has the lines that make programs write such files |
-//! | [`placement`] | tells how little memory a recording needs, and places its blocks |
+//! | [`record`] | returns the lines to add to a program so that it writes such a file |
+//! | [`placement`] | computes the least memory that a recording needs, and places its blocks |
 //! | [`tune`] | finds the settings that need the least memory for a recording |
-//! | [`peers`] | models of PyTorch's, RMM's and other allocators, as layers to compare with |
+//! | [`peers`] | models of PyTorch's and RMM's allocators, as layers to compare with |
 //!
-//! The program `millpond-replay` has a command for each.
+//! The program `millpond-replay` has commands for these modules.
 //!
 //! ```
 //! use millpond_snapshot::{explain, import};

@@ -1,4 +1,4 @@
-//! The lines that make a program write a file which [`import`](crate::import) reads.
+//! The lines to add to a program so that it writes a file that [`import`](crate::import) can read.
 
 use std::io::{self, Write};
 
@@ -89,8 +89,8 @@ nsys export --type sqlite --output profile.sqlite profile.nsys-rep
         }
     }
 
-    /// Returns the framework that wrote a recording, if its lines would record data that the file lacks;
-    /// otherwise `None`.
+    /// Returns the framework that wrote a recording, if the framework's [`lines`](Self::lines) would record
+    /// data that the file lacks. Otherwise returns `None`.
     pub fn to_record_again(recording: &Recording) -> Option<Self> {
         let framework = match recording.source().format.as_str() {
             Source::PYTORCH | Source::PYTORCH_MESSAGE | Source::PYTORCH_TRACE => Self::PyTorch,

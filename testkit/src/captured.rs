@@ -1,8 +1,8 @@
 //! Seeded programs that capture graphs in scopes, with other work before, during and after the captures.
 //!
 //! The simulated device checks the order: when a stream gets a block, all work on it outside of captures must
-//! be done or ordered before. The program keeps its own duties: it uses and frees a block only on a stream
-//! that comes after all its uses.
+//! be done or ordered before. The program keeps the caller's duties. It uses and frees a block only on a
+//! stream that is ordered after all earlier uses of the block.
 
 use std::fmt;
 use std::sync::Arc;
@@ -43,7 +43,7 @@ pub trait Scopes {
     fn end(&mut self, scope: usize) -> DriverResult<()>;
 }
 
-/// How often the programs did each of these things.
+/// Counts of the programs' actions.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub struct Summary {

@@ -118,7 +118,7 @@ impl Guest {
         self.is_gone.store(true, Ordering::Relaxed);
     }
 
-    /// Hands over the kept blocks. The caller must free them on the guest's stream.
+    /// Returns the blocks that the guest keeps. The caller must free them on the guest's stream.
     pub fn take_kept(&self) -> Vec<(DevicePtr, Layout)> {
         self.state.lock().kept.drain(..).map(|kept| (kept.ptr, kept.layout)).collect()
     }

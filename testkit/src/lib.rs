@@ -5,20 +5,21 @@
 //! | [`conformance`] | one suite that every resource and adaptor passes, simulated or on a GPU |
 //! | [`program`] | seeded programs over many streams, checked by oracles and shrunk after a failure |
 //! | [`race`] | many threads over one resource, with too little memory |
-//! | [`faults`] | one scenario, run once for every driver call in it, with that call failing |
-//! | [`hooked`] | a driver that lets something else happen in the middle of a call, or hides a stream |
-//! | [`reentrancy`] | which layer hangs when its upstream, the driver or a hook calls the stack back |
-//! | [`guest`] | foreign code that a resource calls in the middle of a call, and that uses it again |
-//! | [`watch`] | a layer that records which layer is called, and a watchdog that names the hanging one |
+//! | [`faults`] | runs a scenario once for each driver call in it, and lets this call fail |
+//! | [`hooked`] | a driver that runs a closure of the test in the middle of a call |
+//! | [`reentrancy`] | finds layers that hang when their upstream, the driver or a hook calls the stack |
+//! | [`guest`] | code that a resource calls in the middle of a call, and that uses the resource again |
+//! | [`watch`] | a layer that records which layer is being called, and a watchdog that names a hanging layer
+//! |
 //! | [`random_stacks`] | random stacks of all layers, for programs and races |
 //! | [`mock`] | a scripted resource to put below an adaptor, so that its test reads as a script |
 //! | [`Checked`] | a wrapper that reports all blocks to the simulated device and the shadow |
-//! | [`Several`] | several resources of one device behind one, so that they compete for its memory |
+//! | [`Several`] | several resources of one device behind one, so that they compete for the device's memory |
 //! | [`shadow`] | the plain model of an allocator, for comparison |
 //! | [`layer_docs`] | the options of layers as documentation pages, made from their entries |
-//! | [`own_process`] | a test in its own process, for things that a process has only once |
+//! | [`own_process`] | runs a test in its own process |
 //! | [`size`] | how much a test does: enough in a run of all tests, and more in a nightly run |
-//! | [`misuse_recorder`] | which refused calls the current thread caused |
+//! | [`misuse_recorder`] | records the refused calls of the current thread |
 //! | [`captured`] | seeded programs that capture graphs in scopes, with other work before, during and after |
 //! | [`canary`] | a pool, scopes, and a layer that submits work, each with a chosen mistake for the oracles |
 //!

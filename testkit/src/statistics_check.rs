@@ -8,6 +8,7 @@ pub enum StatisticsCheck {
     None,
     /// The memory in use: blocks, requested bytes, and the number of calls.
     Counts,
-    /// The counts. Also, the reserved bytes must equal the bytes that the device has handed out.
+    /// The same as [`Counts`](Self::Counts). Also, the reserved bytes must equal the bytes that the device
+    /// has handed out.
     Exact,
 }

@@ -71,7 +71,7 @@ fn every_layer_says_what_it_knows() {
         "1000B in 1 blocks, allocated without a tag",
         "limit: 256MiB",
         "largest block so far: 30MiB",
-        "could go back now: ",
+        "could be released now: ",
     ] {
         assert!(text.contains(part), "`{part}` is not in\n{text}");
     }

@@ -107,7 +107,7 @@ fn the_text_is_short_and_says_what_to_do() {
         "out of memory for 12MiB on stream 0 of {} in `cuda+pool:max=20MiB`: it was 8MiB short
   any of these would have helped:
   - raise the maximum by 8MiB
-  - give this block back: {} (16MiB)
+  - free this block: {} (16MiB)
   it holds 16MiB: 16MiB in use in 1 block, 0B free, largest free block 0B; its maximum is 20MiB; \
          the device has 48MiB free of 64MiB
   [{}] #: in use, +: partly, .: free",
@@ -129,7 +129,7 @@ fn another_pool_gives_what_it_can() {
         let error = one.allocate_bytes(30 * MIB, S).unwrap_err();
         let elsewhere = Remedy::free_device_memory(6 * MIB, 40 * MIB, true);
         assert_eq!(report(&error).remedies, [elsewhere], "{error}");
-        assert!(error.to_string().contains("6MiB of the 40MiB that others hold"), "{error}");
+        assert!(error.to_string().contains("free 6MiB of the 40MiB of device memory"), "{error}");
         give(&other, block, 40 * MIB);
         assert!(one.allocate_bytes(30 * MIB, S).is_ok(), "pages={pages}");
     }
@@ -159,7 +159,7 @@ fn blocks_over_a_pool_take_over_what_the_pool_advises() {
     assert_eq!(blocks(said).len(), 1, "of the blocks above, not of the pool's");
     let below = said.upstream.as_ref().expect("the pool said something");
     assert_eq!((below.held_bytes, below.maximum_bytes), (8 * MIB, Some(8 * MIB)));
-    assert!(error.to_string().contains("below, where it asked for 4MiB"), "{error}");
+    assert!(error.to_string().contains("the resource below, which refused 4MiB"), "{error}");
 }
 
 /// Bins hold the pool's regions, which no caller has. The report names the callers' blocks in these regions.

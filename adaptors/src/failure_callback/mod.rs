@@ -33,8 +33,8 @@ pub struct FailedRequest<'a> {
 /// The function frees memory that the program can spare. For example, it drops a cache, or moves data to the
 /// host. It runs on the thread of the request, after each
 /// [`OutOfMemory`](millpond_core::ErrorKind::OutOfMemory), for requests of any size. Other errors pass
-/// through. If the error says that the request [is impossible](Error::is_impossible), freeing memory does not
-/// help.
+/// through. Check [`error.is_impossible()`](Error::is_impossible) first: freeing memory does not help an
+/// impossible request.
 ///
 /// By default, a request is retried at most [10 times](FailureCallbackLayer::DEFAULT_MAX_RETRIES). If the
 /// last retry fails, its error is returned without another call of the function.
@@ -120,7 +120,8 @@ impl<R: DeviceMemoryResource, F: Fn(&FailedRequest<'_>) -> bool> FailureCallback
         for attempt in 1..=self.max_retries {
             // The address of a field: another adaptor may start at the address of this one.
             let Some(inside) = Inside::enter(std::ptr::from_ref(&self.max_retries).addr()) else {
-                return Err(error.context("the failure callback made this request itself"));
+                return Err(error
+                    .context("the failure callback itself made this request, so it was not called again"));
             };
             let is_retried = (self.callback)(&FailedRequest { error: &error, layout, stream, attempt });
             drop(inside);
@@ -133,7 +134,8 @@ impl<R: DeviceMemoryResource, F: Fn(&FailedRequest<'_>) -> bool> FailureCallback
             }
         }
         let retries = self.max_retries;
-        Err(error.context(format!("the failure callback did not make room in {retries} retries")))
+        Err(error
+            .context(format!("the request still failed after {retries} retries with the failure callback")))
     }
 }
 

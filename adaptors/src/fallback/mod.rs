@@ -21,13 +21,13 @@ use crate::rare_blocks::{RareBlocks, Removed};
 /// Serves requests from its upstream. If the upstream is out of memory, serves the request from another
 /// resource, the fallback.
 ///
-/// A block goes back to the resource that allocated it. The adaptor remembers only the blocks of the
-/// fallback. While there are none, a deallocation costs one extra load. If the fallback fails, too, the
-/// request fails with the upstream's error.
+/// The adaptor frees each block to the resource that allocated it. It remembers only the blocks of the
+/// fallback. While the fallback has no live block, a deallocation costs one extra load. If the fallback
+/// fails, too, the request fails with the upstream's error.
 ///
-/// The device or the host can access the memory only if it can access the memory of both resources. The
-/// adaptor is stream-ordered if one of the two resources is. Its statistics are the sums over the two
-/// resources, so their peaks may come from different moments.
+/// [`accessibility`](DeviceMemoryResource::accessibility) reports the access that the memory of both
+/// resources allows. The adaptor is stream-ordered if one of the two resources is. Its statistics are the
+/// sums over the two resources, so their peaks may come from different moments.
 ///
 /// ```
 /// use millpond_adaptors::{FallbackLayer, LimitingLayer};
@@ -97,7 +97,7 @@ impl<R: DeviceMemoryResource, F: DeviceMemoryResource> FallbackResourceAdaptor<R
                 return Ok(ptr);
             }
         }
-        Err(error.context(format!("`{}` cannot serve it either", self.fallback)))
+        Err(error.context(format!("the fallback `{}` cannot serve the request either", self.fallback)))
     }
 
     fn take_fallback(&self, layout: Layout, stream: StreamRef) -> Result<DevicePtr> {

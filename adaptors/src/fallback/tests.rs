@@ -114,7 +114,10 @@ fn only_a_lack_of_memory_falls_back() {
         let error = resource.allocate_bytes(100, S).unwrap_err();
         assert_eq!(error.kind(), expected, "{error}");
         if expected == ErrorKind::OutOfMemory {
-            assert_eq!(error.message(), "`mock` cannot serve it either: scripted by a test");
+            assert_eq!(
+                error.message(),
+                "the fallback `mock` cannot serve the request either: scripted by a test"
+            );
         }
     }
     assert_eq!(resource.fallback_blocks(), 0);

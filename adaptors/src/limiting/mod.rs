@@ -22,11 +22,11 @@ use crate::shards::{All, Guard, Shards};
 /// [`ALLOCATION_ALIGNMENT`](millpond_core::ALLOCATION_ALIGNMENT). It counts a request before it calls the
 /// upstream, and stops counting it after the upstream has failed or has taken the block back. So the
 /// upstream's live bytes never exceed the limit. If the adaptor itself refuses a request, it never counts
-/// that request. So a small request that fits never fails because another thread's large request is being
-/// refused.
+/// that request. So while it refuses a large request of one thread, a small request of another thread that
+/// fits still succeeds.
 ///
-/// The adaptor counts bytes, and keeps no list of blocks. If the upstream [refuses](millpond_core::misuse) a
-/// deallocation, the count stays unchanged.
+/// The adaptor keeps no list of blocks. If the upstream [refuses](millpond_core::misuse) a deallocation, the
+/// count of live bytes stays unchanged.
 ///
 /// ```
 /// use millpond_adaptors::LimitingResourceAdaptor;

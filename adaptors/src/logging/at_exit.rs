@@ -40,7 +40,7 @@ pub(super) fn register(log: Weak<dyn KeepsRows>) {
         // Without a lock: the subscriber may open a log.
         tracing::warn!(
             target: "millpond::logging",
-            "the end of the process cannot be watched; flush the allocation log before it"
+            "the allocation log cannot be flushed at the end of the process; flush it before the process ends"
         );
     }
 }

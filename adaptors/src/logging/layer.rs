@@ -49,18 +49,18 @@ impl LoggingLayer {
         Self::default()
     }
 
-    /// Writes the log to this file, and overwrites the contents of the file. If another adaptor of this
-    /// process writes the same file, the two write one log with one header. They must have the same columns
-    /// and the same flush.
+    /// Writes the log to this file, and overwrites the contents of the file. If two adaptors of one process
+    /// write the same file, they share one log with one header. Both must have the same columns and the same
+    /// flush.
     ///
-    /// If another process writes the file, building the layer fails, provided that the file system has locks.
-    /// A forked child does not count as such a process. Once the process that opened the file has closed it,
-    /// another process may empty it, even if the child still writes.
+    /// If another process writes the file, building the layer fails, provided that the file system supports
+    /// locks. The lock belongs to the process that opened the file, not to its forked children. After that
+    /// process has closed the file, another process may empty it, even if a child still writes.
     ///
-    /// Missing folders are created. In the path, `{pid}` stands for the number of the process, `{rank}` for
-    /// the number of the process in its job, and `{device}` for the number of the device ([`FilePath`]). In a
-    /// job of several processes, the path needs `{pid}` or `{rank}`. [`Columns::Extended`] distinguishes rows
-    /// of several devices.
+    /// Missing folders are created. In the path, `{pid}` stands for the number of the process, and `{rank}`
+    /// for its number in the job. `{device}` stands for the number of the device ([`FilePath`]). In a job of
+    /// several processes, the path needs `{pid}` or `{rank}`. [`Columns::Extended`] distinguishes rows of
+    /// several devices.
     #[must_use]
     pub fn file(mut self, path: impl Into<PathBuf>) -> Self {
         self.destination = Destination::File(FilePath::new(path));

@@ -74,14 +74,14 @@ use settings::Settings;
 /// The other modes of [`Flush`] are faster, and do not guarantee this.
 ///
 /// The destination may be a writer of the program. The writer may use the stack that it logs, and may wait
-/// for other threads that use the stack. If the writer causes a row itself, the row is written after the
-/// writer has returned, by the same thread or by the next call. Rows of other threads wait for the writer. If
-/// the writer does not return within a second, these threads go on, and their rows are written after it has
-/// returned. A [`flush`](Self::flush) from inside the writer is an error.
+/// for other threads that use the stack. If the writer itself allocates or frees, the adaptor writes the rows
+/// of these calls after the writer has returned. Other threads wait for the writer before their calls return.
+/// If the writer does not return within a second, these threads go on, and the adaptor writes their rows
+/// later. A [`flush`](Self::flush) from inside the writer is an error.
 ///
 /// If the log cannot be opened, building the adaptor fails. A write that fails later never makes an
-/// allocation fail. [`write_errors`](Self::write_errors) counts the failed writes. The first one is reported
-/// through `tracing`, by the call that wrote or by the next call.
+/// allocation fail. [`write_errors`](Self::write_errors) counts the failed writes. The adaptor reports the
+/// first one through `tracing`.
 ///
 /// `millpond-replay` reads these logs, and RMM's.
 ///

@@ -27,8 +27,9 @@ pub enum Columns {
 #[non_exhaustive]
 pub enum Flush {
     /// Each row is written and flushed before the logged call returns. This costs one system call per row.
-    /// The log is complete however the process ends. Rows that the program's own writer causes are written
-    /// after the writer has returned, and so are rows of threads for which the writer may be waiting.
+    /// The log is complete however the process ends. There is one exception, if the log goes to a
+    /// [writer](super::LoggingLayer::writer) of the program. While the writer runs, rows of its own calls
+    /// wait until it returns. The same holds for rows of threads for which the writer may be waiting.
     #[default]
     EveryRow,
     /// Rows are collected in memory, and written in blocks of 64 KiB. They are also written by
@@ -40,9 +41,8 @@ pub enum Flush {
     /// In a forked child, the parent still owns the rows in memory. The child appends its own rows to the
     /// log, as with [`EveryRow`](Self::EveryRow).
     Buffered,
-    /// Rows wait in a queue. Threads of the log write them some milliseconds later. So a logged call costs
-    /// only a reading of the clock and an entry in the queue. If the queue is full, callers wait. No row is
-    /// dropped.
+    /// Rows wait in a queue. Threads of the log write them some milliseconds later. So a logged call only
+    /// reads the clock and adds an entry to the queue. If the queue is full, callers wait. No row is dropped.
     ///
     /// All rows are written before [`flush`](super::LoggingResourceAdaptor::flush) returns, and before the
     /// drop of the adaptor returns. They are also written before the process exits by the end of `main`, by
@@ -105,8 +105,8 @@ impl Settings {
             let theirs = FilePath::new(file).resolve(Some(device));
             if theirs.is_ok_and(|theirs| is_same(&mine.path, &theirs)) {
                 return Err(Error::invalid_argument(format!(
-                    "`{upstream}` writes the allocation log {} already, and rows of both would name the same \
-                     addresses; choose another file",
+                    "`{upstream}` already writes the allocation log {}, so the file would have each call \
+                     twice; choose another file",
                     self.name()
                 )));
             }

@@ -146,7 +146,7 @@ fn write_all(destination: &mut dyn Write, text: &[u8], done: &mut usize, status:
         match destination.write(piece) {
             Ok(0) => return Err(ErrorKind::WriteZero.into()),
             Ok(bytes) if bytes > piece.len() => {
-                let why = format!("the writer of the log took {bytes} of {} bytes", piece.len());
+                let why = format!("the writer of the log accepted only {bytes} of {} bytes", piece.len());
                 return Err(io::Error::other(why));
             }
             Ok(bytes) => {

@@ -158,8 +158,8 @@ impl Status {
                 Report::Hung(seconds) => tracing::error!(
                     target: "millpond::logging",
                     log,
-                    "the allocation log's destination took nothing for {seconds} seconds; the last rows are \
-                     lost"
+                    "the allocation log's destination accepted nothing for {seconds} seconds; the last rows \
+                     are lost"
                 ),
             };
             // The reporting call is about memory: a subscriber's panic must not cost it its block.
@@ -170,7 +170,7 @@ impl Status {
 
 /// Returns the error of a flush from inside the program's own writer.
 pub(super) fn from_inside() -> io::Error {
-    let why = "the log is flushed from inside its own writer; flush it when the writer has returned";
+    let why = "the log was flushed from inside its own writer; flush it after the writer has returned";
     io::Error::new(io::ErrorKind::WouldBlock, why)
 }
 

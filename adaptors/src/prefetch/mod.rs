@@ -20,7 +20,7 @@ pub use layer::PrefetchLayer;
 /// each page fault.
 ///
 /// Put the adaptor over `managed`, over `system` (whose memory moves in the same way), or over a pool of one
-/// of them. In these cases it prefetches nothing:
+/// of them. The adaptor prefetches nothing in these cases:
 /// - The device or the host cannot access the memory.
 /// - The device cannot use managed memory at the same time as the host.
 /// - The memory is of another kind that the host can access. The driver refuses the first prefetch, and the
@@ -30,7 +30,7 @@ pub use layer::PrefetchLayer;
 /// If a prefetch fails for another reason, the adaptor logs the error and still returns the block.
 ///
 /// A prefetch is work on the stream of the allocation, so a block is ready only for that stream. So the
-/// adaptor is stream-ordered over any upstream, unless it never prefetches.
+/// adaptor is stream-ordered, whatever its upstream is. The exception is an adaptor that never prefetches.
 ///
 /// ```
 /// use millpond_adaptors::PrefetchLayer;

@@ -6,7 +6,7 @@ use std::sync::{Arc, LazyLock};
 use parking_lot::{Mutex, RwLock};
 use rustc_hash::FxHashMap;
 
-/// One line of a stack.
+/// One frame of a call stack.
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Default)]
 #[non_exhaustive]
 pub struct Frame {
@@ -25,22 +25,23 @@ impl Frame {
     }
 }
 
-/// Captures the stacks of a program. The default captures the stack of Rust. In the Python package, the
-/// interpreter's frames take its place.
+/// Captures the program's call stacks. The default captures Rust's call stack. The Python package captures
+/// Python's frames instead.
 pub trait StackSource: Send + Sync {
-    /// Captures the calling thread's stack. Equal stacks have the same number. 0 stands for no stack.
+    /// Captures the calling thread's call stack, and returns its number. Equal call stacks have the same
+    /// number. 0 means that there is no call stack.
     ///
-    /// It runs in each recorded call, without a lock.
+    /// The recorder calls it in each recorded call, without a lock.
     fn capture(&self) -> u64;
 
-    /// Returns the frames of a captured stack, the innermost first.
+    /// Returns the frames of a captured call stack, innermost first.
     fn frames(&self, stack: u64) -> Vec<Frame>;
 }
 
 static SOURCE: RwLock<Option<Arc<dyn StackSource>>> = RwLock::new(None);
 
-/// Sets the source of stacks for recorders that begin from now on, and returns the previous one. `None`
-/// stands for the stack of Rust.
+/// Sets the source of call stacks for all later recorders, and returns the previous source. `None` stands for
+/// Rust's call stacks.
 pub fn set_stack_source(source: Option<Arc<dyn StackSource>>) -> Option<Arc<dyn StackSource>> {
     std::mem::replace(&mut *SOURCE.write(), source)
 }

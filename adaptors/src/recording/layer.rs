@@ -9,7 +9,7 @@ use millpond_core::{Error, Layer, Result};
 use super::RecordingResourceAdaptor;
 use super::recorder::{RecordOptions, RecordStacks};
 
-/// Adds a [`RecordingResourceAdaptor`].
+/// Puts a [`RecordingResourceAdaptor`] on top of a resource.
 ///
 #[doc = include_str!("../../layers/recording.md")]
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
@@ -17,18 +17,18 @@ use super::recorder::{RecordOptions, RecordStacks};
 pub struct RecordingLayer(RecordOptions);
 
 impl RecordingLayer {
-    /// Keeps the last 100,000 events, without stacks.
+    /// Creates a layer that keeps the last 100,000 events, without call stacks.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Sets the most events that are kept. Each takes 64 bytes of host memory.
+    /// Sets how many events are kept at most. Each event takes 64 bytes of host memory.
     pub fn events(mut self, events: usize) -> Self {
         self.0.events = events;
         self
     }
 
-    /// Sets which stacks are captured. One takes some microseconds.
+    /// Sets for which calls the call stack is captured. Capturing one takes some microseconds.
     pub fn stacks(mut self, stacks: RecordStacks) -> Self {
         self.0.stacks = stacks;
         self
@@ -58,10 +58,10 @@ impl RecordStacks {
 
 pub(crate) const ENTRY: LayerEntry = LayerEntry {
     name: "recording",
-    about: "keeps the last events, with stacks, for memory snapshots in PyTorch's format",
+    about: "keeps the last events, with call stacks, for memory snapshots in PyTorch's format",
     params: &[
         ("events", "the most events to keep (default 100000)"),
-        ("stacks", "which stacks to capture: off (the default), live, allocations or all"),
+        ("stacks", "the calls whose call stack is captured: off (the default), live, allocations or all"),
     ],
     kind: LayerKind::ReadLayer(read),
 };

@@ -1,4 +1,4 @@
-//! Records the last events of memory, and writes snapshots in PyTorch's format.
+//! Records the last memory events of a stack, and writes snapshots in PyTorch's format.
 
 mod coverage;
 mod frames;
@@ -23,8 +23,9 @@ pub use layer::RecordingLayer;
 pub use recorder::{Action, RecordOptions, RecordStacks, RecordedEvent, Recorder};
 pub use snapshot::{Snapshot, memory_snapshot, memory_snapshot_with};
 
-/// Keeps the last events of a stack in a ring: allocations, frees, requests that ran out of memory, and the
-/// segments of its pools. [`memory_snapshot`] writes them for PyTorch's viewer and for `millpond-replay`.
+/// Keeps the last memory events of a stack: allocations, frees, requests that ran out of memory, and the
+/// segments that its pools took and returned. [`memory_snapshot`] writes them for PyTorch's viewer and for
+/// `millpond-replay`.
 ///
 /// ```
 /// use millpond_adaptors::{RecordStacks, RecordingLayer, memory_snapshot};

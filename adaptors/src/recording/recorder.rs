@@ -61,14 +61,14 @@ impl Action {
     }
 }
 
-/// Which calls a recorder captures the stacks of.
+/// The calls for which a recorder captures the call stack.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default, Debug)]
 #[non_exhaustive]
 pub enum RecordStacks {
     /// None.
     #[default]
     Off,
-    /// The allocations of blocks that are live at a snapshot. Events have no stack.
+    /// Allocations. A snapshot shows the call stacks only for live blocks, not for events.
     Live,
     /// Allocations.
     Allocations,
@@ -80,11 +80,13 @@ pub enum RecordStacks {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct RecordOptions {
-    /// The most events (default 100,000). Each takes 64 bytes of host memory. Older events are overwritten.
+    /// How many events are kept at most (default 100,000). Each takes 64 bytes of host memory. New events
+    /// overwrite the oldest ones.
     pub events: usize,
-    /// Which stacks to capture (default: none).
+    /// The calls for which to capture the call stack (default: none).
     pub stacks: RecordStacks,
-    /// A bit for each action that is not recorded, by its place in [`Action::ALL`] (default 0).
+    /// The actions that are not recorded, as bits (default 0). Bit `n` stands for the action at index `n` of
+    /// [`Action::ALL`].
     pub skipped: u32,
 }
 
@@ -106,7 +108,8 @@ pub struct RecordedEvent {
     pub action: Action,
     /// The device of the memory.
     pub device: DeviceId,
-    /// The address of the block or segment. For a request out of memory, the device's free bytes.
+    /// The address of the block or segment. For [`Action::OutOfMemory`], it is the number of the device's
+    /// free bytes.
     pub address: u64,
     /// The requested bytes of the block, or the bytes of the segment.
     pub bytes: u64,
@@ -130,10 +133,10 @@ pub(super) struct Live {
     pub(super) is_waiting: bool,
 }
 
-/// Keeps the last events of memory in a ring, with the stacks of the calls.
+/// Keeps the last memory events, with the call stacks of the calls.
 ///
-/// The adaptor [`RecordingResourceAdaptor`](super::RecordingResourceAdaptor) feeds one. Pools add their
-/// segments. All methods may be called on any thread.
+/// The adaptor [`RecordingResourceAdaptor`](super::RecordingResourceAdaptor) reports its calls to a recorder.
+/// Pools report their segments. Any thread may call all methods.
 pub struct Recorder {
     options: RecordOptions,
     source: Arc<dyn StackSource>,
@@ -191,19 +194,20 @@ impl Recorder {
         self.push(&mut state, event(Action::Allocate, device, ptr.address(), bytes, stream, in_event));
     }
 
-    /// Records that the program freed a block, which still waits for other streams. `stream` stands for the
-    /// stream of the allocation if the block is older than the recorder.
+    /// Records that the program freed a block that still waits for other streams. The event names the stream
+    /// of the allocation. If the block is older than the recorder, the event names `stream`.
     pub fn free_requested(&self, device: DeviceId, ptr: DevicePtr, bytes: u64, stream: StreamRef) {
         let stack = self.capture(RecordStacks::All);
         self.freed(device, ptr, bytes, stream, &[Action::FreeRequested], stack);
     }
 
-    /// Records that a freed block goes back now. Call it before that.
+    /// Records that a freed block returns to its resource. Call it just before the block returns.
     pub fn free_completed(&self, device: DeviceId, ptr: DevicePtr, bytes: u64, stream: StreamRef) {
         self.freed(device, ptr, bytes, stream, &[Action::FreeCompleted], 0);
     }
 
-    /// Records that the program freed a block, which goes back at once. Call it before that.
+    /// Records that the program freed a block and that the block returns to its resource at once. Call it
+    /// just before the block returns.
     pub fn free(&self, device: DeviceId, ptr: DevicePtr, bytes: u64, stream: StreamRef) {
         let stack = self.capture(RecordStacks::All);
         self.freed(device, ptr, bytes, stream, &[Action::FreeRequested, Action::FreeCompleted], stack);

@@ -42,8 +42,8 @@ struct Part {
 /// `torch.cuda.memory._dump_snapshot`. Write it to a file, and open it with PyTorch's viewer or with
 /// `millpond-replay explain`.
 ///
-/// It lists the segments and blocks of the stack now. If the stack has the adaptor
-/// [`recording`](super::RecordingLayer), it also has the last events with their stacks.
+/// It lists the segments and blocks that the stack has now. If the stack has the adaptor
+/// [`recording`](super::RecordingLayer), the snapshot also contains the last events with their call stacks.
 ///
 /// ```
 /// use millpond_adaptors::{RecordingLayer, memory_snapshot};
@@ -62,8 +62,8 @@ struct Part {
 /// ```
 ///
 /// # Errors
-/// [`Unsupported`](ErrorKind::Unsupported) if no layer of the stack knows its blocks. A pool, `tracking` and
-/// `recording` do.
+/// [`Unsupported`](ErrorKind::Unsupported) if no layer of the stack knows its blocks. Pools and the adaptors
+/// `tracking` and `recording` know them.
 pub fn memory_snapshot<R: DeviceMemoryResource>(resource: &R) -> Result<Vec<u8>> {
     let recorder = find_trait::<dyn Recording>(resource).map(Recording::recorder);
     memory_snapshot_with(resource, recorder.map(|recorder| &**recorder))
@@ -79,7 +79,8 @@ pub fn memory_snapshot_with<R: DeviceMemoryResource>(
     recorder: Option<&Recorder>,
 ) -> Result<Vec<u8>> {
     let map = resource.memory_map().ok_or_else(|| {
-        let why = "no layer of this stack knows its blocks; use a pool, or add `tracking` or `recording`";
+        let why = "no layer of this stack knows the live blocks; use a pool, or add `tracking` or \
+                   `recording`";
         Error::new(ErrorKind::Unsupported, why).in_stack(resource)
     })?;
     let mut snapshot = Snapshot::new();

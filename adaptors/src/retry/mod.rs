@@ -17,12 +17,12 @@ pub use layer::RetryLayer;
 use crate::timeout::{self, Timeout};
 use crate::waiting::{Frees, leaves_to_above};
 
-/// Waits when the upstream is out of memory, until other threads free blocks, and then retries the request.
-/// The time of the wait is limited.
+/// If the upstream is out of memory, waits until other threads free blocks, and then retries the request. The
+/// wait has a [longest time](RetryLayer::timeout).
 ///
 /// TensorFlow's BFC allocator does the same. This suits programs whose threads hold much memory for short
-/// times. When the time is over, the request fails with the upstream's error. It fails at once if it is
-/// [impossible](Error::is_impossible), or larger than the device's memory. If the program has a single
+/// times. When the time is over, the request fails with the upstream's error. A request fails at once if it
+/// is [impossible](Error::is_impossible), or larger than the device's memory. If the program has a single
 /// thread, the wait is useless, because no other thread frees memory. A program can end the wait early
 /// ([`interrupt`](millpond_core::interrupt)). Then the request fails with the same error.
 ///

@@ -35,8 +35,8 @@ use tally::Tally;
 /// none, like plain CUDA memory, it returns the counts of this adaptor, over all levels.
 ///
 /// # Levels
-/// A level is a set of counters for one part of the program. Levels are nested like the parts.
-/// [`push_counters`](Self::push_counters) starts a new level with all counters at zero.
+/// A level is a set of counters for one part of the program. If parts of the program are nested, their levels
+/// are nested, too. [`push_counters`](Self::push_counters) starts a new level with all counters at zero.
 /// [`pop_counters`](Self::pop_counters) ends the newest level, and adds its counters to the level around it.
 /// That level then has the counters that it would have without the inner level. [`ProfilerRecords`] manages
 /// levels for named parts, and prints a table of them.

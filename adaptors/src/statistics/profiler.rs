@@ -19,7 +19,7 @@ use crate::AllocationCounters;
 /// also counts the allocations of its inner parts.
 ///
 /// Levels belong to the resource, not to a thread. So a part also counts allocations that other threads make
-/// while it runs. Scopes must end in the reverse order of their beginnings.
+/// while it runs. The scope that began last must end first.
 ///
 /// ```
 /// use millpond_adaptors::StatisticsResourceAdaptor;

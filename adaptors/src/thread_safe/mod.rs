@@ -34,23 +34,24 @@ const FREE_PATIENCE: Duration = Duration::from_secs(1);
 /// of the same thread is in progress. This is allowed, because its methods take `&self`.
 ///
 /// Code below should not wait for another thread that uses the stack, because that thread waits until the
-/// call of this code ends. If a call does not end for a certain time, the
-/// [patience](ThreadSafeLayer::patience) (a minute by default), the calls that wait for it fail with
-/// [`Busy`](ErrorKind::Busy). [`statistics`](DeviceMemoryResource::statistics) then returns `None`.
+/// call of this code ends. Calls wait at most the [patience](ThreadSafeLayer::patience), a minute by default,
+/// for another thread's call. Then they fail with [`Busy`](ErrorKind::Busy).
+/// [`statistics`](DeviceMemoryResource::statistics) then returns `None`.
 ///
 /// A free never fails. If another thread's call does not end within a second, the free waits for the work of
 /// its stream. Then it leaves the block to the other thread, which frees the block at the end of its call. If
-/// the stream captures a graph, the free waits for the other call instead. A free that was left to another
-/// thread may panic there, for example in the default hook for misuse. The adaptor then reports the panic
-/// through `tracing`, because that thread is not at fault.
+/// the stream captures a graph, the free waits for the other call instead. A free that one thread leaves to
+/// another may panic, for example in the default hook for misuse. The other thread is not at fault, so the
+/// adaptor catches the panic and reports it through `tracing`.
 ///
 /// A layer below may wait until other threads free memory, like [`retry`](crate::RetryResourceAdaptor). It
 /// leaves this wait to the adaptor, because the adaptor can release its lock first. Printing the resource
 /// takes no lock.
 ///
-/// [`upstream`](DeviceMemoryResource::upstream) cannot lend a resource that only the holder of the lock may
-/// use. So [`find_trait`](millpond_core::find_trait) and the memory report do not look below this adaptor,
-/// unless threads may share the upstream ([`is_shareable`]). They may share an
+/// Only the holder of the lock may use a resource that threads may not share. So
+/// [`upstream`](DeviceMemoryResource::upstream) returns `None` for such a resource, and
+/// [`find_trait`](millpond_core::find_trait) and the memory report do not look below this adaptor. If threads
+/// may share the upstream ([`is_shareable`]), they do. They may share an
 /// [`AnyResource`](millpond_core::AnyResource), and a stack of millpond's resources. Your own resource or
 /// layer declares that threads may share it with [`Traits::share`] or [`Traits::share_over`].
 ///

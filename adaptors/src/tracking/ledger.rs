@@ -178,8 +178,8 @@ impl Ledger {
         tracing::warn!(
             target: "millpond::tracking",
             stack = self.stack,
-            "{} was allocated again, but was never freed here: {lost}; free blocks on the resource that \
-             allocated them",
+            "{} was allocated again, but this resource saw no free of the block: {lost}; free blocks on the \
+             resource that allocated them",
             lost.ptr
         );
     }

@@ -37,7 +37,7 @@ use ledger::{Ledger, Origin};
 /// pointer. A request for zero bytes gets a null pointer, and is not tracked.
 ///
 /// The adaptor records an allocation after the upstream has returned the block. It removes the record before
-/// it gives the block back to the upstream. So even if another thread gets the same address at once, the two
+/// it frees the block to the upstream. So even if another thread gets the same address at once, the two
 /// records are never mixed up. If blocks are live when the adaptor is dropped, it reports them through
 /// `tracing` as a warning.
 ///

@@ -88,7 +88,7 @@ fn a_pipe_that_no_program_reads_yet_holds_up_its_thread_alone() {
 #[test]
 fn lines_go_to_the_file_that_the_environment_names() {
     if std::env::var_os(INSIDE).is_some() {
-        assert_eq!(debug_log::level().unwrap_err().message(), "there is no debug log; start it first");
+        assert_eq!(debug_log::level().unwrap_err().message(), "the debug log is not running; start it first");
         init_beside_a_subscriber();
         debug_log::init().unwrap();
         tracing::debug!("not yet");

@@ -28,7 +28,7 @@ class memory_resource {
   explicit memory_resource(const char* stack, const char* device = nullptr)
       : stack_(stack, millpond::device(device)) {}
 
-  /// Uses a stack, with its other owners.
+  /// Shares a stack with its other owners.
   explicit memory_resource(const millpond::stack& stack) : stack_(stack) {}
 
   /// Takes ownership of a handle.

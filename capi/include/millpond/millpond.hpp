@@ -33,7 +33,7 @@ class error : public std::runtime_error {
   int driver_code_;
 };
 
-/// Memory is out. what() says why, and report() what would help.
+/// Memory is out. what() says why, and report() says what would help.
 class out_of_memory : public std::bad_alloc {
  public:
   /// The last error of the calling thread.
@@ -65,7 +65,7 @@ inline std::string taken(char* text) {
   return text == nullptr ? std::string() : std::string(text);
 }
 
-/// A device. Copies are the same device.
+/// A device. Copies refer to the same device.
 class device {
  public:
   /// Opens a device such as "cuda:0", or "sim:8GiB" without a GPU. Null is the default device.
@@ -117,7 +117,7 @@ class stream {
   /// Waits for the work of the stream.
   void synchronize() const { check(millpond_stream_synchronize(device_.get(), handle_)); }
 
-  /// Makes later work of this stream wait for what was submitted to another.
+  /// Makes later work of this stream wait for the work that was submitted to another stream.
   void wait_for(void* other) const { check(millpond_stream_wait(device_.get(), handle_, other)); }
 
  private:
@@ -125,7 +125,7 @@ class stream {
   void* handle_ = nullptr;
 };
 
-/// A stack of resources. Copies are the same stack, which lives as long as one of them, or a buffer from it.
+/// A stack of resources. Copies refer to the same stack. It lives as long as a copy or a buffer from it.
 class stack {
  public:
   /// Builds a stack from text, such as "cuda+pool:initial=1GiB".
@@ -172,7 +172,7 @@ class stack {
     return taken(text);
   }
 
-  /// Allocates for use on a stream. No bytes are a null pointer.
+  /// Allocates for use on a stream. For 0 bytes, the result is a null pointer.
   [[nodiscard]] void* allocate(std::size_t bytes, void* stream = nullptr, std::size_t alignment = 0) const {
     void* ptr = nullptr;
     check(millpond_allocate(get(), bytes, alignment, stream, &ptr));
@@ -184,7 +184,7 @@ class stack {
     check(millpond_deallocate(get(), ptr, bytes, alignment, stream));
   }
 
-  /// Gives free memory back to the device until at most keep_bytes are held; returns the bytes freed.
+  /// Releases free memory to the device until the stack holds at most keep_bytes. Returns the bytes released.
   std::uint64_t trim(std::uint64_t keep_bytes = 0) const {
     std::uint64_t freed_bytes = 0;
     check(millpond_resource_trim(get(), keep_bytes, &freed_bytes));
@@ -222,10 +222,10 @@ class stack {
   millpond::device device_;
 };
 
-/// Memory of a stack, freed at the end of its owner in the order of its stream.
+/// Memory of a stack. The destructor frees it in the order of the buffer's stream.
 class buffer {
  public:
-  /// Allocates for use on a stream, which has to outlive the buffer.
+  /// Allocates for use on a stream, which must outlive the buffer.
   buffer(const millpond::stack& stack, std::size_t bytes, void* stream = nullptr)
       : stack_(stack), data_(stack.allocate(bytes, stream)), bytes_(bytes), stream_(stream) {}
   buffer(buffer&& other) noexcept
@@ -250,16 +250,16 @@ class buffer {
   [[nodiscard]] void* stream() const noexcept { return stream_; }
   [[nodiscard]] const millpond::stack& stack() const noexcept { return stack_; }
 
-  /// Orders the free after another stream's work. That stream has to follow all work on the buffer.
+  /// Sets the stream in whose order the memory is freed. It must already follow all work on the buffer.
   void set_stream(void* stream) noexcept { stream_ = stream; }
 
-  /// Copies from host memory, which has to stay until the stream has passed the copy.
+  /// Copies from host memory, which must stay valid until the stream has completed the copy.
   void copy_from_host(const void* source, std::size_t bytes) {
     check_range(bytes);
     check(millpond_copy_to_device(stack_.device().get(), data_, source, bytes, stream_));
   }
 
-  /// Copies to host memory, which is written when the stream has passed the copy.
+  /// Copies to host memory. The data is there when the stream has completed the copy.
   void copy_to_host(void* target, std::size_t bytes) const {
     check_range(bytes);
     check(millpond_copy_to_host(stack_.device().get(), target, data_, bytes, stream_));

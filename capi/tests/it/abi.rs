@@ -185,7 +185,7 @@ fn functions_of_the_program_are_resources_and_make_room() {
         );
         assert_eq!(outcome, Status::Ok);
         assert_eq!(millpond_allocate(made, 8, 0, null_mut(), &raw mut block), Status::OutOfMemory);
-        assert!(message().contains("the callback returned no block"), "{}", message());
+        assert!(message().contains("the callback returned a null pointer"), "{}", message());
         millpond_resource_free(made);
         assert_eq!(ENDED.load(Ordering::Relaxed), 1);
         let refused = millpond_resource_callback(

@@ -17,9 +17,9 @@ impl<T: Any> CudaBuffer<T, AdoptedSlice<T>> {
     /// container knows of.
     ///
     /// If cudarc has tracked earlier uses of the slice on other streams, they happen before uses of the
-    /// container. cudarc tracks only the last read and the last write of a slice, and nothing while its
-    /// tracking is off. If the slice is on the per-thread default stream, the call waits for the device,
-    /// because cudarc does not tell whose thread's stream it is.
+    /// container. cudarc tracks only the last read and the last write of a slice. It tracks nothing while its
+    /// event tracking is off. If the slice is on a per-thread default stream, the call waits for the device,
+    /// because cudarc does not say which thread's stream it is.
     ///
     /// # Errors
     /// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) if the slice begins inside an
@@ -62,8 +62,8 @@ impl<T: Any> CudaBuffer<T, AdoptedSlice<T>> {
     }
 
     /// Returns the whole slice that was taken over, on its original stream. Work on this buffer's stream
-    /// happens before the next use of the slice on the original stream. For a use on another stream, this
-    /// holds as far as cudarc tracks uses.
+    /// happens before the next use of the slice on the original stream. It happens before uses on other
+    /// streams only if cudarc tracks events.
     ///
     /// # Errors
     /// The driver's errors. The error returns this buffer.

@@ -72,8 +72,8 @@ impl<T, R: DeviceMemoryResource> CudaBuffer<T, R> {
     ///
     /// # Safety
     /// When `writes` returns or panics, the slice that it borrowed must be in its original place. If `writes`
-    /// has moved the slice out, as with `mem::replace`, it must move the same slice back, and must not drop
-    /// it: otherwise cudarc would free memory that belongs to the resource.
+    /// has moved the slice out, as with `mem::replace`, it must move the same slice back. It must not drop
+    /// the slice, because cudarc would then free memory that belongs to the resource.
     pub unsafe fn lend_as_cuda_slice_mut<O>(
         &mut self,
         writes: impl FnOnce(&mut CudaSlice<T>) -> O,

@@ -20,8 +20,8 @@ use crate::cuda_stream::{checked_stream, failed, is_same, order_tracked_uses, or
 use crate::{ConversionError, CudaBufferView, CudaBufferViewMut, DeviceBuffer, DeviceVec};
 
 /// Values of `T` in device memory, for programs that use cudarc. A function that accepts a `CudaSlice`
-/// through cudarc's traits also accepts this buffer. Its memory comes from a resource, and goes back to the
-/// resource.
+/// through cudarc's traits also accepts this buffer. The buffer allocates its memory from a resource, and
+/// frees it to the same resource.
 ///
 /// cudarc's copies, fills and kernel launches accept the buffer, and so do the libraries that cudarc wraps.
 /// The buffer keeps its stream alive. When it is dropped, it frees its memory in the order of that stream,
@@ -124,8 +124,8 @@ impl<T, R: DeviceMemoryResource> CudaBuffer<T, R> {
         Ok(buffer)
     }
 
-    /// Converts a buffer of bytes to a buffer of values, without a copy. The result is on `stream`, which is
-    /// ordered after the buffer's stream.
+    /// Converts a buffer of bytes to a buffer of values, without a copy. The result is on `stream`. Later
+    /// work on `stream` runs after the earlier work on the old stream.
     ///
     /// # Errors
     /// The errors of [`set_stream`](Self::set_stream). Also
@@ -142,7 +142,8 @@ impl<T, R: DeviceMemoryResource> CudaBuffer<T, R> {
         let (bytes, size) = (buffer.len(), size_of::<T>() as u64);
         if size == 0 || !bytes.is_multiple_of(size) || buffer.alignment() < align_of::<T>() as u64 {
             let error = Error::invalid_argument(format!(
-                "{bytes} bytes aligned to {} are not a whole number of values of {size} bytes aligned to {}",
+                "{bytes} bytes aligned to {} are not a whole number of values of {size} bytes aligned to {}; \
+                 make the buffer with that size and alignment",
                 buffer.alignment(),
                 align_of::<T>()
             ));
@@ -151,9 +152,9 @@ impl<T, R: DeviceMemoryResource> CudaBuffer<T, R> {
         Self::moved(buffer, (bytes / size) as usize, stream)
     }
 
-    /// Converts a vector to a buffer, without a copy. The result is on `stream`, which is ordered after the
-    /// vector's stream. `T` must be a type for which any bytes are a valid value, because the vector's memory
-    /// may be uninitialised.
+    /// Converts a vector to a buffer, without a copy. The result is on `stream`. Later work on `stream` runs
+    /// after the earlier work on the vector's stream. `T` must be a type for which any bytes are a valid
+    /// value, because the vector's memory may be uninitialised.
     ///
     /// To pass a vector to cudarc without converting it, use a [view](DeviceVec::cuda_view).
     ///
@@ -186,8 +187,8 @@ impl<T, R: DeviceMemoryResource> CudaBuffer<T, R> {
         }
     }
 
-    /// Converts the buffer to a vector, without a copy. The vector is on `stream`, which is ordered after the
-    /// buffer's stream. The buffer's stream may then be destroyed.
+    /// Converts the buffer to a vector, without a copy. The vector is on `stream`. Later work on `stream`
+    /// runs after the earlier work on the buffer's stream, which may then be destroyed.
     ///
     /// # Errors
     /// The driver's errors. The error returns the buffer.
@@ -209,7 +210,7 @@ impl<T, R: DeviceMemoryResource> CudaBuffer<T, R> {
     /// Returns the memory as a buffer of bytes, and the stream of that buffer.
     ///
     /// # Safety
-    /// The returned stream stays alive until the returned buffer is dropped, or has moved to another stream.
+    /// The returned stream stays alive until the returned buffer is dropped, or is moved to another stream.
     pub unsafe fn into_buffer(mut self) -> (DeviceBuffer<R>, Arc<CudaStream>) {
         drop(self.events.take());
         (self.buffer, self.stream)
@@ -278,7 +279,8 @@ impl<T, R: DeviceMemoryResource> CudaBuffer<T, R> {
                 // If another thread was first, these are dropped.
                 Ok(events) => drop(self.events.set(events)),
                 Err(error) => {
-                    tracing::error!(target: "millpond::containers", %error, "a buffer has no events");
+                    tracing::error!(target: "millpond::containers", %error, "cudarc has no events for a \
+                        buffer");
                     let unknown = DriverError(CUresult::CUDA_ERROR_UNKNOWN);
                     self.stream.context().record_err::<()>(Err(unknown));
                 }

@@ -26,8 +26,9 @@ impl<R: DeviceMemoryResource> DeviceBuffer<R> {
 
     /// Allocates a buffer, and copies the contents of another buffer into it, on `stream`.
     ///
-    /// Within one device, the host does not wait. The copy is ordered after the other buffer's stream, and
-    /// that stream is then ordered after the copy. So the caller may change or drop the other buffer at once.
+    /// Within one device, the host does not wait. The copy runs after the earlier work on the other buffer's
+    /// stream. Later work on that stream runs after the copy. So the caller may change or drop the other
+    /// buffer at once.
     ///
     /// Between two devices, the host waits for the other buffer's stream, and then for the copy. Neither
     /// device needs access to the other's memory.

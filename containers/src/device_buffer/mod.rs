@@ -21,17 +21,17 @@ use millpond_core::driver::call;
 ///
 /// The buffer allocates in the order of the stream that is passed to its constructor. Every method that takes
 /// a stream stores that stream, as in RMM's `device_buffer`. The buffer frees its block in the order of the
-/// stored stream. Unlike RMM's buffer, it orders a new stream after the old one, by an event and a wait on
-/// the device. So its safe methods never let two streams use the memory at once.
+/// stored stream. Unlike RMM's buffer, it makes the new stream wait on the device for the earlier work on the
+/// old stream. So its safe methods never let two streams use the memory at once.
 ///
 /// Your own work may use the memory through [`as_ptr`](Self::as_ptr). You must order that work yourself. It
 /// must happen before any work that the buffer submits in later method calls and when it is dropped.
 ///
-/// The stored stream may end before the buffer: a [`Stream`](crate::Stream) is dropped, or the stream is
-/// [`StreamRef::PER_THREAD`] of another thread. The buffer can no longer be ordered after that stream. So it
-/// waits for the device at its next use, or when it is dropped. The legacy default stream then replaces a
-/// dropped stream. A stream of another library must stay alive until another stream is stored or the buffer
-/// is dropped.
+/// A [`Stream`](crate::Stream) may be dropped before a buffer that stores it. A buffer that stores
+/// [`StreamRef::PER_THREAD`] may move to another thread. In both cases, no stream can wait for the earlier
+/// work on the stored stream any more. So the buffer waits for the whole device at its next use, or when it
+/// is dropped. The legacy default stream then replaces a dropped stream. A stream of another library must
+/// stay alive until the buffer stores another stream or is dropped.
 ///
 /// Memory is allocated, copied and freed on the resource's device, whichever device is current on the thread.
 ///
@@ -183,7 +183,8 @@ impl<R: DeviceMemoryResource> DeviceBuffer<R> {
         if self.len < self.capacity() { self.reallocate(self.len) } else { Ok(()) }
     }
 
-    /// Stores another stream for later work, and orders it after the previous one.
+    /// Stores another stream for later work. Later work on that stream runs after the earlier work on the
+    /// previous one.
     ///
     /// # Errors
     /// The driver's errors. The buffer then keeps its previous stream.
@@ -229,7 +230,8 @@ impl<R: DeviceMemoryResource> DeviceBuffer<R> {
         if !self.driver().stream_is_gone(stream) {
             return Ok(());
         }
-        let why = format!("the stream {stream} was destroyed, or was not made by this driver; pass another");
+        let why =
+            format!("the stream {stream} was destroyed, or was not made by this driver; pass another stream");
         Err(Error::invalid_argument(why).in_stack(&self.resource))
     }
 
@@ -305,7 +307,7 @@ impl<R: DeviceMemoryResource> DeviceBuffer<R> {
         self.resource.driver()
     }
 
-    /// Takes the buffer apart without freeing its memory.
+    /// Returns the parts of the buffer, without freeing its memory.
     pub fn into_raw_parts(self) -> RawParts<R> {
         let this = ManuallyDrop::new(self);
         RawParts {

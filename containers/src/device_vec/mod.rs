@@ -16,9 +16,9 @@ use crate::{DeviceBuffer, HostCopy, HostStaging, PrefetchTo};
 /// `device_uvector`).
 ///
 /// The rules of [`DeviceBuffer`] for streams, growth and errors also hold here. Memory that was not written
-/// holds any bytes. So a type whose values the host reads must be [`Pod`], which accepts any bytes as a
-/// value. A type that is filled with zeros must be [`Zeroable`]. Copies keep all bits: a negative zero stays
-/// negative. If `T` is zero-sized, the program does not compile.
+/// may hold any bytes. So to read values on the host, `T` must be [`Pod`]: a type for which any bytes are a
+/// valid value. To fill a vector with zeros, `T` must be [`Zeroable`]. Copies keep all bits: a negative zero
+/// stays negative. If `T` is zero-sized, the program does not compile.
 ///
 /// ```
 /// use millpond_containers::{DeviceVec, Stream};
@@ -177,7 +177,8 @@ impl<T, R: DeviceMemoryResource> DeviceVec<T, R> {
         self.buffer.shrink_to_fit(stream)
     }
 
-    /// Stores another stream for later work, and orders it after the previous one.
+    /// Stores another stream for later work. Later work on that stream runs after the earlier work on the
+    /// previous one.
     ///
     /// # Errors
     /// The driver's errors. The vector then keeps its previous stream.

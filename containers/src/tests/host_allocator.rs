@@ -95,7 +95,7 @@ fn memory_that_the_host_does_not_reach_is_refused() {
     let bench = Bench::new(SimConfig::h200());
     let error = HostAllocator::new(bench.pool.clone()).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::InvalidArgument);
-    assert!(error.message().starts_with("the host does not reach the memory of `cuda+pool`"), "{error}");
+    assert!(error.message().starts_with("the host cannot access the memory of `cuda+pool`"), "{error}");
 }
 
 /// The second call is the wait.

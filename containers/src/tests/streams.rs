@@ -88,7 +88,7 @@ fn a_pool_hands_its_streams_out_in_turn() {
 fn a_pool_has_a_stream_at_least() {
     let device = SimDevice::new(SimConfig::h200());
     let error = StreamPool::new(device.clone(), 0, StreamFlags::NON_BLOCKING).unwrap_err();
-    let message = "a pool of 0 streams has none to hand out; use 1 or more";
+    let message = "a pool of 0 streams cannot lend a stream; use 1 or more";
     assert_eq!((error.kind(), error.message()), (ErrorKind::InvalidArgument, message));
     let one = StreamPool::new(device.clone(), 1, StreamFlags::NON_BLOCKING).unwrap();
     assert_eq!(one.get().as_ref(), one.get().as_ref());

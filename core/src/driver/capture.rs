@@ -13,15 +13,15 @@ thread_local! {
     static RELAXED: Cell<Option<DeviceId>> = const { Cell::new(None) };
 }
 
-/// While this guard lives, the calling thread's driver calls end no capture of a graph, whether this thread
-/// or another one captures.
+/// While this guard lives, no driver call of the calling thread ends a capture of a graph. It does not matter
+/// which thread captures.
 ///
 /// The guard sets the thread's [`CaptureMode`] to [`Relaxed`](CaptureMode::Relaxed). When it is dropped, it
 /// restores the previous mode. The two calls take 15 ns together on an H200
 /// (`cuThreadExchangeStreamCaptureMode`). If the thread already has a guard for the same device, a further
 /// guard makes no call. A resource holds a guard on each slow path, and none on the fast path.
 ///
-/// The guard does not help with some calls, which conflict with a capture in every mode:
+/// Some calls conflict with a capture in every mode. The guard does not help with them:
 ///
 /// - waiting for the whole context;
 /// - waiting for or querying a capturing stream, or an event that was last recorded in a capture;

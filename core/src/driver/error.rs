@@ -78,7 +78,7 @@ impl DriverError {
     pub const STREAM_CAPTURE_WRONG_THREAD: i32 = 908;
     /// A code of millpond: no CUDA driver library is installed.
     pub const NO_LIBRARY: i32 = -1;
-    /// A code of millpond: the installed driver lacks the function.
+    /// A code of millpond: the installed driver does not have the function.
     pub const NO_SYMBOL: i32 = -2;
 
     /// Creates an error with CUDA's error code `code`, returned by the function `call`.

@@ -8,8 +8,8 @@ use crate::Error;
 /// Records whether a device is lost. A [sticky](DriverError::is_sticky) error loses the device for this
 /// process. A reset of the device's context loses everything that was made before.
 ///
-/// All users of a device that was opened once share this value. After the device is lost, they make no driver
-/// call that can only fail. If the device is opened again after a reset, it gets a new value.
+/// All resources over one opened device share this value. After the device is lost, they make no driver call
+/// that can only fail. If the device is opened again after a reset, the new driver has a new value.
 #[derive(Debug, Default)]
 pub struct Health {
     state: AtomicU8,
@@ -48,7 +48,7 @@ impl Health {
         if self.state.swap(RESET, Ordering::Relaxed) != RESET {
             tracing::warn!(
                 target: "millpond::driver",
-                "the device's context was reset; everything made before is lost"
+                "the device's context was reset; everything that was made before is lost"
             );
         }
     }

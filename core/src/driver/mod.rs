@@ -43,12 +43,12 @@ pub type DriverHandle = Arc<dyn Driver>;
 ///
 /// # A driver of your own
 /// Implement the methods without a default: memory, streams, events and copies. They are enough for a pool
-/// over regions. The default methods behave as for a device that cannot do more. They return
-/// [`DriverError::is_unsupported`], or report that there is no capture and no other device.
+/// that does not map pages. A default method returns an error that [is
+/// unsupported](DriverError::is_unsupported), or reports that there is no capture and no other device.
 ///
-/// Any method may be unsupported, because an installed CUDA may lack single functions, too. Callers must
-/// expect this. That is why one trait has all methods. `examples/own_driver.rs` is a driver over host memory.
-/// A wrapper implements every method, and has `#[deny(clippy::missing_trait_methods)]` on the impl.
+/// An installed CUDA may lack any single function. So callers must expect that any method is unsupported.
+/// `examples/own_driver.rs` is a driver over host memory. A wrapper implements every method, and has
+/// `#[deny(clippy::missing_trait_methods)]` on the impl.
 ///
 /// # Errors
 /// Every method returns the driver's error unchanged. If the installed driver lacks a function, the method
@@ -109,9 +109,10 @@ pub trait Driver: Debug + Send + Sync + 'static {
     /// cannot wait now. Call it under a [`CaptureModeGuard`].
     ///
     /// CUDA has no such call. On the drivers that were measured, freeing pinned memory (`cuMemFreeHost`)
-    /// waits for all work. So this method allocates and frees some. On other drivers, it looks for captures:
-    /// of streams from [`stream_create`](Self::stream_create), and of blocking streams. If it finds one, it
-    /// returns `Ok(false)`. Otherwise it calls [`synchronize`](Self::synchronize).
+    /// waits for all work. On these drivers, this method allocates and frees some pinned memory. On other
+    /// drivers, it first looks for captures: of streams from [`stream_create`](Self::stream_create), and of
+    /// blocking streams. If it finds a capture, it returns `Ok(false)`. Otherwise it calls
+    /// [`synchronize`](Self::synchronize).
     fn synchronize_beside_captures(&self) -> DriverResult<bool> {
         self.synchronize().map(|()| true)
     }
@@ -126,9 +127,9 @@ pub trait Driver: Debug + Send + Sync + 'static {
         let _ = peer;
         Ok(false)
     }
-    /// Returns the other devices that can access this device's memory and whose primary contexts are active
-    /// now, in the order of their numbers (`cuDevicePrimaryCtxGetState`, about 25 ns for each device on an
-    /// H200).
+    /// Returns the other devices whose primary contexts are active now and that can access this device's
+    /// memory. They are in the order of their numbers. The driver asks `cuDevicePrimaryCtxGetState`, which
+    /// takes about 25 ns for each device on an H200.
     fn active_peers(&self) -> DriverResult<Vec<DeviceId>> {
         Ok(Vec::new())
     }
@@ -173,7 +174,7 @@ pub trait Driver: Debug + Send + Sync + 'static {
         let _ = (ptr, bytes, to_host, stream);
         unsupported("cuMemPrefetchAsync")
     }
-    /// Advises on managed memory (`cuMemAdvise`).
+    /// Tells the driver how managed memory will be used (`cuMemAdvise`).
     unsafe fn mem_advise(&self, ptr: DevicePtr, bytes: u64, advice: MemAdvice) -> DriverResult<()> {
         let _ = (ptr, bytes, advice);
         unsupported("cuMemAdvise")
@@ -208,8 +209,8 @@ pub trait Driver: Debug + Send + Sync + 'static {
     }
 
     /// Allocates host memory that is not pinned, from the system's allocator, without a call of CUDA. On the
-    /// simulated device, this memory comes from a simulated host with as much memory as the device has pinned
-    /// memory. The device can access the memory if [`DeviceAttribute::PageableMemoryAccess`] is 1.
+    /// simulated device, pageable and pinned memory together are limited to the memory of the simulated host.
+    /// The device can access the memory if [`DeviceAttribute::PageableMemoryAccess`] is 1.
     fn pageable_alloc(&self, layout: Layout) -> DriverResult<HostPtr> {
         let refused = || DriverError::new(DriverError::OUT_OF_MEMORY, "malloc");
         let layout = layout.of_host().filter(|layout| layout.size() > 0).ok_or_else(refused)?;
@@ -302,8 +303,9 @@ pub trait Driver: Debug + Send + Sync + 'static {
         let _ = (location, kind, pool);
         unsupported("cuMemSetMemPool")
     }
-    /// Sets how each of these devices may access a pool's memory, present and future (`cuMemPoolSetAccess`).
-    /// The device that holds the memory always keeps its access.
+    /// Sets how each of these devices may access a pool's memory (`cuMemPoolSetAccess`). The setting applies
+    /// to the memory that the pool holds now and to memory that it allocates later. The device that holds the
+    /// memory always keeps its access.
     fn mem_pool_set_access(
         &self,
         pool: MemPool,
@@ -348,7 +350,7 @@ pub trait Driver: Debug + Send + Sync + 'static {
         let _ = ptr;
         Ok(None)
     }
-    /// Gives a pool's unused memory back until the pool holds `keep_bytes` (`cuMemPoolTrimTo`).
+    /// Releases a pool's unused memory to the device until the pool holds `keep_bytes` (`cuMemPoolTrimTo`).
     fn mem_pool_trim_to(&self, pool: MemPool, keep_bytes: u64) -> DriverResult<()> {
         let _ = (pool, keep_bytes);
         unsupported("cuMemPoolTrimTo")
@@ -442,10 +444,10 @@ pub trait Driver: Debug + Send + Sync + 'static {
     unsafe fn stream_destroy(&self, stream: StreamRef) -> DriverResult<()>;
     /// Returns the stream behind a raw handle, with its unique id (`cuStreamGetId`, about 33 ns).
     ///
-    /// For a stream that this driver did not make, the method first asks whether the stream captures. During
-    /// a capture, CUDA does not tell the stream's id, so the result has the id of the capture. Before CUDA
-    /// 12.0, streams have no ids. Then each call for a stream from elsewhere returns another id, so keep the
-    /// result to name the same stream again.
+    /// If this driver did not make the stream, the method first asks whether the stream captures. During a
+    /// capture, CUDA does not report the stream's id, so the result has the id of the capture. Before CUDA
+    /// 12.0, streams have no ids. Each call then returns a new id for a stream that this driver did not make.
+    /// To name the same stream again, keep the result.
     ///
     /// The caller guarantees that the handle names a living stream. If this driver did not make the stream,
     /// the stream must live as long as the result is [used](StreamRef::foreign).
@@ -456,8 +458,8 @@ pub trait Driver: Debug + Send + Sync + 'static {
             _ => unsupported("cuStreamGetId"),
         }
     }
-    /// Returns whether a stream of this driver was destroyed or never existed. Makes no CUDA call. For a
-    /// stream from elsewhere and for a default stream, the answer is `false`.
+    /// Returns whether a stream of this driver was destroyed or never existed. Makes no CUDA call. The answer
+    /// is `false` for a default stream, and for a stream that this driver did not make.
     fn stream_is_gone(&self, stream: StreamRef) -> bool;
     /// Waits for a stream's work (`cuStreamSynchronize`).
     fn stream_synchronize(&self, stream: StreamRef) -> DriverResult<()>;
@@ -497,7 +499,7 @@ pub trait Driver: Debug + Send + Sync + 'static {
     /// since. The driver can tell that two kinds of streams are alive: the legacy default stream, and streams
     /// from [`stream_create`](Self::stream_create) that were not destroyed through
     /// [`stream_destroy`](Self::stream_destroy). No stream is destroyed between the check and the record. For
-    /// a stream from elsewhere, and for a per-thread stream, the result is `Ok(false)`.
+    /// a per-thread stream, and for a stream that this driver did not make, the result is `Ok(false)`.
     ///
     /// On a capturing stream, the record would become a part of the graph. So the driver does not record, and
     /// the result is `Ok(false)`. If a capture begins during the call, the result is

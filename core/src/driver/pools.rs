@@ -171,7 +171,8 @@ pub enum MemPoolAttribute {
     ReleaseThreshold,
     /// The bytes that the pool holds now; read-only.
     ReservedMemCurrent,
-    /// The peak of the bytes held. If it is set to 0, it restarts from the bytes held now.
+    /// The peak of the bytes that the pool held. If it is set to 0, it restarts from the bytes that the pool
+    /// holds now.
     ReservedMemHigh,
     /// The live bytes now; read-only.
     UsedMemCurrent,

@@ -13,8 +13,9 @@
 //! ```
 //!
 //! A word needs quotes if it would otherwise be read as something else: `logging:file="a,b.csv"`. The path of
-//! a file may hold names in braces. `{pid}` stands for the process, `{rank}` for its number in a job,
-//! `{device}` for the device, and `{xff}` for the byte with this hexadecimal number ([`FilePath`]).
+//! a file may hold names in braces. `{pid}` stands for the number of the process, `{rank}` for its number in
+//! a job, and `{device}` for the number of the device. `{xff}` stands for the byte with this hexadecimal
+//! number ([`FilePath`]).
 //!
 //! If a layer has further upstreams, they are stacks in parentheses. In
 //! `cuda+pool+binning:bins=64KiB/1MiB(cuda+pool:max=1GiB)`, a second pool serves requests up to 1 MiB. In a

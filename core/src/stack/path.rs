@@ -146,7 +146,8 @@ impl FilePath {
                 Name::Device => {
                     let device = device.ok_or_else(|| {
                         Error::invalid_argument(format!(
-                            "`{}` belongs to no device; leave {{device}} out",
+                            "`{}` contains {{device}}, but this file belongs to no device; leave {{device}} \
+                             out",
                             self.as_path().display()
                         ))
                     })?;

@@ -168,8 +168,8 @@ impl<'a> Params<'a> {
         }
     }
 
-    /// Returns a further upstream: a parameter that is a stack in parentheses. The stack is read, but not
-    /// built. Returns `None` if the text gives none.
+    /// Reads the stack in parentheses that a parameter gives, without building it. The layer uses it as a
+    /// further upstream. Returns `None` if the text does not give the parameter.
     ///
     /// # Errors
     /// [`InvalidStack`](crate::ErrorKind::InvalidStack) if the value is not a stack in parentheses, or if the
@@ -197,8 +197,8 @@ impl<'a> Params<'a> {
         })
     }
 
-    /// Builds a further upstream on `driver`'s device: a parameter that is a stack in parentheses. Returns
-    /// `None` if the text gives none.
+    /// Builds the stack in parentheses that a parameter gives, on `driver`'s device. The layer uses it as a
+    /// further upstream. Returns `None` if the text does not give the parameter.
     ///
     /// # Errors
     /// [`InvalidStack`](crate::ErrorKind::InvalidStack) if the value is not a stack in parentheses. Also the

@@ -103,9 +103,9 @@ impl CountingDriver {
         self.taken.peak()
     }
 
-    /// Returns the bytes now held from the device, as [`bytes_taken`](Self::bytes_taken) counts them, or the
-    /// bytes that the driver's pools hold, if that is more. Asks the driver for each pool that blocks came
-    /// from; these calls are not counted.
+    /// Returns how many bytes of the device are held now. It is the larger of two numbers:
+    /// [`bytes_taken`](Self::bytes_taken), and the bytes that the driver's pools hold. The method queries
+    /// each pool that served a block; these calls are not counted.
     pub fn bytes_held(&self) -> u64 {
         self.bytes_taken().max(self.pools.held(&*self.inner))
     }
@@ -121,8 +121,9 @@ impl CountingDriver {
         self.pools.reset_peak(&*self.inner);
     }
 
-    /// Starts to query the device's free memory at each new peak that is at least a thousandth above the peak
-    /// at the last query. The queries take time, and are not counted.
+    /// Starts to query the device's free memory at new peaks of [`bytes_taken`](Self::bytes_taken). A query
+    /// is made only if the peak is at least 0.1 % above the peak at the last query. Queries take time, and
+    /// are not counted.
     ///
     /// # Errors
     /// The driver's error, if it refuses the first query.
@@ -130,8 +131,9 @@ impl CountingDriver {
         self.probe.begin(&*self.inner)
     }
 
-    /// Returns the largest fall of the device's free memory, in bytes, that a query has seen since
-    /// [`probe_device`](Self::probe_device). Falls that the driver or other programs cause count, too.
+    /// Returns the largest decrease of the device's free memory that a query has seen since
+    /// [`probe_device`](Self::probe_device), in bytes. Memory that the driver or other programs took counts,
+    /// too.
     pub fn probed_peak_bytes(&self) -> u64 {
         self.probe.peak()
     }

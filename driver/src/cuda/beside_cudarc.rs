@@ -33,8 +33,8 @@ pub unsafe fn stream_ref_of(stream: &CudaStream) -> Result<StreamRef> {
 /// `driver`'s device.
 ///
 /// # Safety
-/// The stream belongs to `driver`'s device. Its owner keeps it alive while the returned stream is in use: the
-/// stream itself, a clone of it, or a value that holds one.
+/// The stream belongs to `driver`'s device. Its owner keeps it alive while the returned stream, a clone of
+/// it, or a value that holds one is in use.
 pub unsafe fn cudarc_stream_of(
     stream: StreamRef,
     driver: &dyn Driver,
@@ -43,7 +43,8 @@ pub unsafe fn cudarc_stream_of(
     let ordinal = ordinal_of(context)?;
     if driver.device() != DeviceId::cuda(ordinal) {
         return Err(Error::invalid_argument(format!(
-            "the context belongs to CUDA device {ordinal}, but the stream belongs to {}",
+            "the context belongs to CUDA device {ordinal}, but the stream belongs to {}; use a context of \
+             that device",
             driver.device()
         )));
     }
@@ -56,7 +57,8 @@ pub unsafe fn cudarc_stream_of(
 fn ordinal_of(context: &CudaContext) -> Result<u32> {
     if !context.is_primary() {
         return Err(Error::invalid_argument(
-            "the stream's context is not the device's primary one; create it there (`CudaContext::new`)",
+            "the stream's context is not the device's primary one; create the stream in a context from \
+             `CudaContext::new`",
         ));
     }
     u32::try_from(context.ordinal()).map_err(|_| Error::invalid_argument("the device has no CUDA ordinal"))

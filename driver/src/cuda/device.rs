@@ -56,8 +56,8 @@ static OPEN: Mutex<BTreeMap<u32, Arc<CudaDriver>>> = Mutex::new(BTreeMap::new())
 impl CudaDriver {
     /// Returns the driver of the CUDA device with this ordinal. Each call returns the same driver, until the
     /// device's context is reset. Then it returns a new one. The call creates the device's primary context,
-    /// which uses some hundred megabytes of the device. Pools of other devices can then give this device
-    /// access to their memory.
+    /// which uses some hundred megabytes of the device. After that, pools of other devices can give this
+    /// device access to their memory.
     ///
     /// # Errors
     /// [`ErrorKind::NoDevice`] if CUDA cannot be used or has no such device. The driver's error if it refuses
@@ -138,7 +138,8 @@ impl CudaDriver {
         if is_vouched_for || self.streams.is_alive(stream) {
             return Ok(());
         }
-        let why = "the stream was destroyed, or another library made it and no caller vouched for it";
+        let why = "the stream was destroyed, or another library made it and the call did not declare it as a \
+                   foreign stream";
         Err(DriverError::new(DriverError::INVALID_HANDLE, "cuStreamGetId").with_detail(why))
     }
 

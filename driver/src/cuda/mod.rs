@@ -17,24 +17,26 @@
 //! Calling CUDA through cudarc has three problems:
 //! - cudarc panics if the library or a function is missing.
 //! - It declares results as a closed enum, so an error code of a newer driver is undefined behaviour.
-//! - Its loader exists only if no other crate of the program asks for linking at build time. The loader first
-//!   looks for `libcuda.so`, which may be a toolkit's stub.
+//! - If another crate of the program asks cudarc to link CUDA at build time, cudarc has no loader. If it has
+//!   one, the loader first looks for `libcuda.so`, which may be a toolkit's stub.
 //!
-//! So millpond uses libloading directly. It has a table of optional functions, which return plain numbers,
-//! and its own structures. The tests compare these structures with cudarc's.
+//! So millpond loads CUDA itself, through the crate libloading. Each function of CUDA may be missing, and
+//! returns its error code as a plain number. millpond also declares CUDA's structures itself. The tests
+//! compare these structures with cudarc's.
 //!
 //! # Using millpond with cudarc
 //! The feature `cudarc` is on by default. It re-exports [`cudarc`], and converts streams in both directions
 //! ([`stream_ref_of`], [`cudarc_stream_of`]). Both crates use the device's primary context, so each can use
 //! the other's pointers and streams.
 //!
-//! cudarc compiles the bindings of one CUDA version. If a program selects two versions, it does not build. So
-//! this crate selects none, and works with the version that another crate selects. If no crate selects one,
-//! cudarc asks `nvcc`. Without `nvcc`, cudarc uses the newest version that it knows.
+//! cudarc compiles the bindings of one CUDA version. If two crates of a program select different versions,
+//! cudarc does not build. So this crate selects none, and works with the version that another crate selects.
+//! If no crate selects a version, cudarc uses the version of `nvcc`. Without `nvcc`, cudarc uses the newest
+//! version that it knows.
 //!
 //! A feature such as `cuda-12080`, or the environment variable `CUDARC_CUDA_VERSION`, selects a version. You
-//! need this if `nvcc` is newer than cudarc, because cudarc then refuses to build. This crate does not select
-//! the kind of linkage either (`fallback-dynamic-loading`).
+//! need this if `nvcc` is newer than cudarc, because cudarc then refuses to build. This crate also leaves it
+//! to other crates how cudarc is linked (`fallback-dynamic-loading`).
 
 mod abi;
 #[cfg(feature = "cudarc")]

@@ -90,7 +90,9 @@ impl CudaDriver {
     pub(super) unsafe fn free_host_after_work(&self, pinned: HostPtr) -> DriverResult<()> {
         if !self.frees_wait() && !self.synchronize_by_free()? {
             return Err(DriverError::new(DriverError::STREAM_CAPTURE_UNSUPPORTED, "cuMemFreeHost")
-                .with_detail("cannot wait for the device while a graph is captured; free it afterwards"));
+                .with_detail(
+                    "cannot wait for the device while a graph is captured; free the memory after the capture",
+                ));
         }
         self.free_pinned(pinned)
     }

@@ -18,8 +18,8 @@ pub enum Schedule {
     #[default]
     Timed,
     /// An adversary with this seed chooses the order. At each step it completes some pending work, or none.
-    /// It may make a stream wait for thousands of steps. A query may return true or false, unless the order
-    /// of the work allows only one answer. Every choice that CUDA is free to make can occur.
+    /// It may keep a stream waiting for thousands of steps. If the order of the work allows both answers to a
+    /// query, the seed chooses the answer. Every choice that CUDA is free to make can occur.
     Seeded(u64),
 }
 

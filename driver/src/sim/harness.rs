@@ -47,8 +47,8 @@ impl SimDevice {
     /// The device checks three things:
     /// - The block lies in one allocation of this device, at a multiple of 256 bytes.
     /// - No other lent block shares its addresses or the memory behind them.
-    /// - Work that is submitted to `stream` from now on happens after all work that earlier owners of the
-    ///   memory may have submitted before they returned it.
+    /// - Later work on `stream` happens after all work that earlier owners of the memory may have submitted
+    ///   before they freed it.
     ///
     /// The source file `model/order` defines which work happens before which. `model/oracle` defines the
     /// history that the device records.
@@ -59,19 +59,19 @@ impl SimDevice {
     /// Ends the loan of a block: reports that the resource under test is about to take the block back, in the
     /// order of `stream`. Call it before `deallocate`.
     ///
-    /// The next owner must come after all work that was submitted to `stream` so far. If the owner has used
-    /// the block on another stream, and `stream` is not ordered after that use, the next owner must come
-    /// after that use, too.
+    /// The work of the next owner must be ordered after all work that was submitted to `stream` so far. The
+    /// present owner may have used the block on another stream, without ordering `stream` after that use.
+    /// Then the next owner's work must be ordered after that use, too.
     pub fn give_back(&self, ptr: DevicePtr, bytes: u64, stream: StreamRef) {
         self.lock().give_back(ptr, bytes, stream);
     }
 
     /// Submits a simulated kernel that makes all these accesses when it runs.
     ///
-    /// At submission, the device checks that each range lies in accessible memory, and that each earlier
-    /// owner's use of the range is ordered before this one. When the kernel runs, the device checks the tags
-    /// of [`Access::check`]. In managed memory, kernels and copies see the bytes of [`Access::write`], but
-    /// the host does not.
+    /// At submission, the device checks each range: it must lie in accessible memory, and every use by an
+    /// earlier owner must be ordered before this use. When the kernel runs, the device checks the tags of
+    /// [`Access::check`]. In managed memory, kernels and copies see the bytes of [`Access::write`], but the
+    /// host does not.
     pub fn launch(&self, stream: StreamRef, accesses: &[Access]) {
         self.launch_lasting(stream, accesses, None);
     }
@@ -115,9 +115,8 @@ impl SimDevice {
 
     // --- Live objects ---
 
-    /// Returns the number of objects that were not given back. It counts allocations of any kind (allocations
-    /// from a pool only while they are handed out), pinned and registered memory, reservations, physical
-    /// memory, open IPC handles, and created pools.
+    /// Returns the number of objects that the program has not freed yet. These are allocations, pinned and
+    /// registered memory, reserved addresses, physical memory, open IPC handles, and created pools.
     pub fn live_allocations(&self) -> usize {
         let state = self.lock();
         state.space.live_mappings() + state.vmm.live() + state.pools.created()
@@ -185,7 +184,7 @@ impl SimDevice {
         self.lock().call_costs()
     }
 
-    /// Returns the number of driver calls so far that could have failed.
+    /// Returns the number of driver calls so far, without the calls that can never fail.
     pub fn driver_calls(&self) -> u64 {
         self.lock().calls()
     }
@@ -210,9 +209,9 @@ impl SimDevice {
     /// Until [`end_capture`](Self::end_capture), the device refuses the calls that CUDA refuses during such a
     /// capture. If such a call ends the capture in CUDA, it also ends it here: see docs/lab/gpu.md.
     ///
-    /// No graph is kept. Work that is submitted to the stream takes its place in the order as if it ran.
-    /// After the capture, the waits that were captured order nothing, and no work outside the capture has to
-    /// come after captured work.
+    /// The device keeps no graph. During the capture, it orders the work that is submitted to the stream as
+    /// if that work ran. After the capture, captured waits order nothing, and no work outside the capture
+    /// needs to be ordered after captured work.
     ///
     /// ```
     /// use millpond_core::Driver;

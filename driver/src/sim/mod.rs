@@ -1,12 +1,13 @@
 //! A deterministic simulated device that checks stream order.
 //!
 //! [`SimDevice`] implements [`Driver`](millpond_core::Driver). So everything above the driver runs on it
-//! unchanged, on any machine. A simulated device has
+//! unchanged, on any machine. A simulated device has these parts:
 //!
-//! - a capacity, and real bytes behind its addresses, which are allocated on the first write;
-//! - streams, events, and work that runs in any order that CUDA allows. Either a virtual clock or a seeded
-//!   adversary chooses the order ([`Schedule`]);
-//! - a virtual clock, which each call advances by the cost of the call on a real device ([`Profile`]);
+//! - memory of a fixed size. Its bytes are host memory, which is allocated on the first write;
+//! - streams, events and work. A virtual clock or a seeded adversary chooses the order in which work runs,
+//!   among the orders that CUDA allows ([`Schedule`]);
+//! - a virtual clock. A driver call takes no real time, but advances the clock by the time that it takes on a
+//!   real device ([`Profile`]);
 //! - a plan that tells which calls fail ([`FaultPlan`]);
 //! - an oracle, which checks stream order. The oracle records each broken rule as a [`Violation`]. It uses
 //!   vector clocks to know which work happens before other work. A test reports each block that the resource
@@ -15,9 +16,8 @@
 //!   [`launch`](SimDevice::launch).
 //!
 //! If a program makes the same calls in the same order, it gets the same addresses, handles, answers and
-//! violations in every process. [`SimDevice::trace_hash`] shows this. Two things depend on the process: the
-//! addresses of managed and pinned memory, which are real, and the ids of streams, which are unique in a
-//! process.
+//! violations in every process. [`SimDevice::trace_hash`] shows this. Two things differ between processes:
+//! the addresses of managed and pinned memory, because they are real, and the ids of streams.
 //!
 //! ```
 //! use millpond_core::driver::{Driver, StreamFlags};

@@ -6,7 +6,7 @@ pub const UNIX: &str = "UnixNs";
 pub const MONOTONIC: &str = "MonotonicNs";
 /// The time as a number that grows from event to event.
 pub const STEP: &str = "Step";
-/// The number of the stack that made the call; a note of this or an earlier row defines it.
+/// The number of the call stack that made the call. A note of this row or of an earlier row lists its frames.
 pub const STACK: &str = "Stack";
 /// The pool of the block, as two numbers with a colon between them.
 pub const POOL: &str = "Pool";
@@ -16,5 +16,5 @@ pub const TAG: &str = "Tag";
 pub const ROUNDED: &str = "RoundedSize";
 /// `1` if the block was live before recording began.
 pub const BEFORE: &str = "Before";
-/// Data without a column, as notes with `;` between them.
+/// Data that has no column of its own: notes, separated by `;`.
 pub const NOTES: &str = "Notes";

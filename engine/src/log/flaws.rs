@@ -14,17 +14,18 @@ use crate::text::number_of;
 #[derive(Clone, Default, PartialEq, Eq, Debug, Serialize)]
 #[non_exhaustive]
 pub struct Flaws {
-    /// The number of frees of addresses that no earlier row named: of blocks that are older than the log.
+    /// The number of frees of addresses that no earlier row named. Their blocks are older than the log.
     pub unknown_frees: u64,
     /// The line of the first such free.
     pub first_unknown_free_line: Option<u64>,
-    /// The bytes of these blocks: the program had allocated at least so much before the log began.
+    /// The total size of these blocks in bytes. The program had allocated at least this much before the log
+    /// began.
     pub bytes_before: u64,
-    /// The number of frees of addresses that were already free; no operation.
+    /// The number of frees of addresses that were already free. A replay skips these rows.
     pub repeated_frees: u64,
     /// The line of the first such free.
     pub first_repeated_free_line: Option<u64>,
-    /// The number of allocations at an address that was still live; the older block ends there.
+    /// The number of allocations at an address that was still live. A replay frees the older block first.
     pub duplicate_allocations: u64,
     /// The line of the first such allocation.
     pub first_duplicate_allocation_line: Option<u64>,
@@ -59,8 +60,8 @@ impl Flaws {
                 Self::BEGAN_LATE,
                 self.unknown_frees,
                 format!(
-                    "the log begins after the program had allocated at least {before}, in {} that it only \
-                     frees{}; they count as live from the start",
+                    "the log begins late, and frees blocks that it never allocates: {}, at least {before}{}; \
+                     they count as live from the start",
                     number_of(self.unknown_frees, "block"),
                     at(self.first_unknown_free_line)
                 ),
@@ -69,7 +70,7 @@ impl Flaws {
                 Self::REPEATED_FREES,
                 self.repeated_frees,
                 format!(
-                    "frees of blocks that were already free, left out: {}{}",
+                    "frees of blocks that were already free: {}{}; they are skipped",
                     self.repeated_frees,
                     at(self.first_repeated_free_line)
                 ),
@@ -78,8 +79,8 @@ impl Flaws {
                 Self::DUPLICATE_ALLOCATIONS,
                 self.duplicate_allocations,
                 format!(
-                    "allocations at addresses still live: {}{}; the log lacks a free, so the older block \
-                     ends there",
+                    "allocations at addresses that were still live: {}{}; the log lacks a free, so a replay \
+                     frees the older block there",
                     self.duplicate_allocations,
                     at(self.first_duplicate_allocation_line)
                 ),

@@ -17,7 +17,8 @@ use super::Flaws;
 /// block from before the log.
 const MOST_FREED: usize = 1 << 20;
 
-/// The live blocks at one row of a log. `K` is the place of a block, `B` whatever the caller keeps for it.
+/// The live blocks after each row of a log. `K` is the place of a block, such as its address. `B` is the
+/// caller's data about a block.
 ///
 /// ```
 /// use millpond_engine::log::{Freed, LiveBlocks};
@@ -55,7 +56,7 @@ impl<K, B> Default for LiveBlocks<K, B> {
 }
 
 impl<K: Copy + Eq + Hash, B> LiveBlocks<K, B> {
-    /// Adds a block. Returns the older block at its place, whose free the log lacks.
+    /// Adds a block. If the log lacks the free of an older block at the same place, returns the older block.
     pub fn allocate(&mut self, place: K, bytes: u64, line: u64, block: B) -> Option<(u64, B)> {
         let older = self.live.insert(place, (bytes, block));
         if older.is_some() {
@@ -93,7 +94,7 @@ impl<K: Copy + Eq + Hash, B> LiveBlocks<K, B> {
         }
     }
 
-    /// Forgets all blocks, but no contradiction and no gap: another log begins.
+    /// Forgets all blocks, because another log begins. Keeps the contradictions and gaps so far.
     pub fn restart(&mut self) {
         self.live.clear();
         self.freed.clear();
@@ -109,7 +110,7 @@ impl<K: Copy + Eq + Hash, B> LiveBlocks<K, B> {
         self.live.is_empty()
     }
 
-    /// Returns the number of places in memory: of live blocks and of freed ones.
+    /// Returns the number of places that are remembered: places of live blocks and of freed blocks.
     pub fn places(&self) -> usize {
         self.live.len() + self.freed.len()
     }

@@ -17,8 +17,8 @@
 //! | `MonotonicNs` (optional) | the time, in nanoseconds of a monotonic clock |
 //! | `DurationNs` (optional) | the duration of the call, in nanoseconds |
 //!
-//! A recording that millpond-snapshot writes as a log also has the columns in [`mod@column`]. Rows that only
-//! carry its notes are skipped, except by [`LogReader::next_row`].
+//! If millpond-snapshot writes a recording as a log, the log also has the columns in [`mod@column`]. Some of
+//! its rows only carry notes. The reader skips these rows, except in [`LogReader::next_row`].
 //!
 //! A log may be cut off, because its program was killed or a copy is incomplete. The reader then stops after
 //! the last whole row, and [`LogReader::rest_missing`] says why.

@@ -14,9 +14,9 @@ use super::{Event, LogError, input};
 
 /// Reads a log row by row, in bounded memory.
 ///
-/// It iterates over events. After a bad row, which gives an error, reading can continue. An error of reading
-/// itself is the last item. A log that is cut off after some rows ends without an error;
-/// [`rest_missing`](Self::rest_missing) tells.
+/// The reader is an iterator over events. A bad row gives an error, and the next row can still be read. If
+/// the file cannot be read any further, the error is the last item. A log that is cut off after some rows
+/// ends without an error. [`rest_missing`](Self::rest_missing) then returns the reason.
 pub struct LogReader<'a> {
     file: String,
     csv: Reader<Box<dyn Read + Send + 'a>>,
@@ -167,13 +167,13 @@ impl<'a> LogReader<'a> {
 }
 
 impl LogReader<'_> {
-    /// Returns whether the log has a column that RMM's logs lack: one of [`column`](mod@super::column) or an
-    /// optional one.
+    /// Returns whether the log has this column: one of [`column`](mod@super::column), or an optional column.
     pub fn has_column(&self, name: &str) -> bool {
         self.columns.has(name)
     }
 
-    /// Returns the cell of the last row in a column of [`column`](mod@super::column); empty if there is none.
+    /// Returns the last row's text in one of the columns of [`column`](mod@super::column); empty if the log
+    /// has no such column.
     pub fn cell(&self, name: &str) -> &[u8] {
         self.columns.of_recording(&self.row, name)
     }
@@ -189,8 +189,8 @@ impl LogReader<'_> {
         self.rest_missing.as_ref()
     }
 
-    /// Ends reading before the last row, if that row is incomplete and others came before it. `error` is
-    /// the caller's error about the row.
+    /// Ends reading before the last row, if that row is incomplete and is not the only row. `error` is the
+    /// caller's error about the row.
     ///
     /// # Errors
     /// `error`, if the row is not the last one or has its line end.
@@ -204,7 +204,8 @@ impl LogReader<'_> {
         Ok(())
     }
 
-    /// Returns the next row, even if it only carries notes; [`is_carrier`](Self::is_carrier) tells.
+    /// Returns the next row, even if it only carries notes. [`is_carrier`](Self::is_carrier) returns whether
+    /// it does.
     pub fn next_row(&mut self) -> Option<Result<Event, LogError>> {
         let line = match self.read_row()? {
             Ok(line) => line,

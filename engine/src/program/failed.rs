@@ -7,8 +7,8 @@ use rustc_hash::FxHashMap;
 /// The requests that failed when the log was written.
 ///
 /// A program that gets no memory often frees some and asks again. So all failures before a success of the
-/// same size, thread and stream are one request, at the place of the first failure. `L` names a thread and
-/// its stream.
+/// same size, thread and stream count as one request, at the place of the first failure. `L` names a thread
+/// and its stream.
 ///
 /// ```
 /// use millpond_engine::program::FailedRequests;

@@ -4,7 +4,7 @@ use rustc_hash::FxHashMap;
 
 use crate::log::{Event, StreamKey};
 
-/// A thread and a stream that an operation runs on.
+/// The thread and the stream of an operation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct Lane {

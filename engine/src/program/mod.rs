@@ -1,10 +1,10 @@
 //! Turns a log into a program of operations that replays fast.
 //!
 //! Reading a row costs more than an allocation from a good pool. So a log is read once and kept as [`Op`]s of
-//! 24 bytes, with small slot numbers instead of addresses. One streaming pass does this; it holds the live
-//! blocks, not the rows. Up to [`Limits::ops_in_memory`] operations (48 MiB) stay in memory. Longer programs
-//! go to an unnamed temporary file, from which the replay reads one block after another, outside of the
-//! measured time.
+//! 24 bytes, with small slot numbers instead of addresses. One streaming pass does this. During the pass,
+//! only the live blocks are in memory, not the rows. Up to [`Limits::ops_in_memory`] operations (48 MiB) stay
+//! in memory. Longer programs go to an unnamed temporary file, from which the replay reads one block after
+//! another, outside of the measured time.
 //!
 //! Rows that cannot be replayed unchanged are counted in the [`LogSummary`] and handled as follows:
 //!

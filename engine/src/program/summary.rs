@@ -27,14 +27,14 @@ pub struct LogSummary {
     pub devices: usize,
     /// The highest sum of the sizes of live blocks, in bytes.
     pub peak_live_bytes: u64,
-    /// The course of that sum.
+    /// The course of this sum over the log.
     #[serde(skip)]
     pub live: Sparkline,
-    /// The sum of each stream's own peak of live bytes. No allocator needs less if its streams share no
-    /// memory. A block counts for the stream that allocated it.
+    /// The sum of the peaks of live bytes of all streams. If streams share no memory, no allocator needs
+    /// less. A block counts for the stream that allocated it.
     pub peak_live_bytes_apart: u64,
-    /// The highest sum of the sizes of live blocks and of a request that failed at that time: no device with
-    /// less memory serves the log and its failed requests.
+    /// The highest sum of the sizes of the live blocks and of a request that failed at that time. No device
+    /// with less memory can serve the log and its failed requests.
     pub peak_needed_bytes: u64,
     /// The highest number of live blocks.
     pub peak_live_blocks: u64,
@@ -88,7 +88,7 @@ impl LogSummary {
             (
                 self.failed_allocations,
                 "allocations that failed when the log was written",
-                format!(" ({}); each stack was asked for them again", self.requests()),
+                format!(" ({}); the replay made these requests again", self.requests()),
             ),
             (self.out_of_sequence, "rows out of sequence", "; replayed in the file's order".to_owned()),
             (devices, "devices in the log", "; all are replayed on one".to_owned()),

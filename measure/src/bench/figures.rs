@@ -3,7 +3,7 @@
 use millpond_engine::DeviceFigures;
 use serde::Serialize;
 
-/// The name of the entry without a stack: CPU memory.
+/// The name of the entry that allocates CPU memory with mimalloc, without a stack.
 pub const MIMALLOC: &str = "mimalloc";
 
 /// The results of a benchmark.
@@ -40,11 +40,12 @@ pub struct Subjected {
     pub threads: usize,
     /// The number of streams of all threads together.
     pub streams: usize,
-    /// The number of blocks that each thread keeps live; 1 for a pair.
+    /// The number of blocks that each thread keeps live; 1 for the workload `pair`.
     pub live: usize,
     /// The percentage of fragmenting blocks that were freed first; 0 for other workloads.
     pub freed_percent: u32,
-    /// The bytes of the block for a pair; otherwise of all live blocks at the plan's peak.
+    /// The size of the block in bytes, for the workload `pair`. For other workloads, the bytes of all live
+    /// blocks at the plan's peak.
     pub bytes: u64,
     /// The sizes of blocks, for people.
     #[serde(skip)]
@@ -66,7 +67,8 @@ pub struct Figures {
     pub p99_ns: u64,
     /// The steps per second of all threads together.
     pub steps_per_second: f64,
-    /// Mean nanoseconds of an allocation before the first step, including growth; `None` for a pair.
+    /// Mean nanoseconds of an allocation before the first step, including growth; `None` for the workload
+    /// `pair`.
     pub ns_per_fill: Option<f64>,
     /// The most bytes taken from the driver, if the stack reports them.
     pub reserved_bytes: Option<u64>,

@@ -12,7 +12,7 @@ pub(super) fn too_little_for(bytes: u64) -> Option<String> {
     let available = available()?;
     (touched > available).then(|| {
         let (touched, available) = (format_bytes(touched), format_bytes(available));
-        format!("it may touch {touched} of CPU memory, but only {available} are available")
+        format!("the workload may touch {touched} of CPU memory, but only {available} are available")
     })
 }
 

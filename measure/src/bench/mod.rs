@@ -144,7 +144,7 @@ pub fn bench(settings: &Settings, table: &LayerTable, watch: &mut dyn FnMut(&str
     let effort = if settings.quick { Effort::QUICK } else { Effort::FULL };
     let mut bench = Bench { settings, table, effort, report };
     if !cfg!(feature = "mimalloc") {
-        bench.note("mimalloc is missing: this program was built without that feature".to_owned());
+        bench.note("mimalloc is missing: this program was built without the feature `mimalloc`".to_owned());
     }
     let default_threads: &[usize] = if settings.quick { &[2] } else { &[1, 2, 4, 8, 16] };
     let threads = if settings.threads.is_empty() { default_threads } else { &settings.threads };

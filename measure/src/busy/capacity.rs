@@ -5,7 +5,8 @@ use std::str::FromStr;
 use millpond_core::{DevicePtr, DriverHandle, Error, format_bytes, parse_memory};
 use millpond_engine::Result;
 
-/// The part of the device that is left to a subject. `busy.hpp` of the peers reads the same texts.
+/// The part of the device that is left to a subject. The benchmark programs in `benches/peers` read the same
+/// texts (`busy.hpp`).
 #[derive(Clone, Copy, PartialEq, Debug)]
 #[non_exhaustive]
 pub enum Capacity {
@@ -36,7 +37,8 @@ impl FromStr for Capacity {
         match percent.trim().parse::<f64>() {
             Ok(percent) if (1.0..=10_000.0).contains(&percent) => Ok(Self::PercentOfLive(percent)),
             _ => Err(Error::invalid_argument(format!(
-                "`{text}` is not a share of the peak live bytes; write one from 1% to 10000%, as in 120%"
+                "`{text}` is not a share of the log's peak of live bytes; write one from 1% to 10000%, as in \
+                 120%"
             ))),
         }
     }
@@ -61,7 +63,9 @@ impl Reservation {
         let free = driver.mem_get_info().map_err(failed)?.free;
         let Some(rest) = free.checked_sub(left) else {
             let (left, free) = (format_bytes(left), format_bytes(free));
-            let what = format!("--capacity of {left} is more than the device has free, {free}");
+            let what = format!(
+                "--capacity is {left}, but the device has only {free} free; choose a smaller capacity"
+            );
             return Err(Error::invalid_argument(what).into());
         };
         let bytes = rest / PAGE_BYTES * PAGE_BYTES;

@@ -8,7 +8,7 @@ use serde::Serialize;
 
 use super::{Host, Kernels};
 
-/// One log with work in flight.
+/// The results for one log with work in flight.
 #[derive(Clone, Debug, Serialize)]
 #[non_exhaustive]
 pub struct Report {
@@ -45,9 +45,9 @@ pub struct CaseFigures {
     pub kernels: Kernels,
     /// How far ahead the host ran.
     pub host: Host,
-    /// The summed kernels of the busiest stream, in nanoseconds.
+    /// The sum of the durations of the busiest stream's kernels, in nanoseconds.
     pub busiest_stream_ns: u64,
-    /// The sum of all kernels, in nanoseconds.
+    /// The sum of the durations of all kernels, in nanoseconds.
     pub all_streams_ns: u64,
     /// The least memory in bytes that needs no wait between streams.
     pub least_bytes_without_waits: u64,
@@ -116,7 +116,7 @@ pub struct PassFigures {
     pub host_waits: Option<u64>,
     /// All driver calls of the stack; `None` if they were not counted.
     pub driver_calls: Option<u64>,
-    /// The same by kind.
+    /// The driver calls of the stack, by kind.
     pub by_kind: CallCounts,
     /// The requests that each step of the reuse ladder served, if the stack keeps statistics.
     pub ladder: Option<LadderCounts>,

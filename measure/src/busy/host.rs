@@ -10,12 +10,12 @@ use serde::Serialize;
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum Host {
-    /// It never waits by choice.
+    /// The host waits only if a launch or an allocation makes it wait.
     Ahead,
-    /// Before an allocation, it waits until fewer than [`LEVEL_KERNELS`](Self::LEVEL_KERNELS) kernels of the
-    /// stream are unfinished.
+    /// Before an allocation, the host waits until fewer than [`LEVEL_KERNELS`](Self::LEVEL_KERNELS) kernels
+    /// of the stream are unfinished.
     Level,
-    /// After each launch it waits for the stream.
+    /// After each launch, the host waits for the stream.
     Sync,
 }
 
@@ -23,8 +23,8 @@ impl Host {
     /// All of them, in the order of reports.
     pub const ALL: [Self; 3] = [Self::Ahead, Self::Level, Self::Sync];
 
-    /// The most kernels of one stream in flight with [`Level`](Self::Level). `busy.hpp` of the peers has the
-    /// same number.
+    /// The most kernels of one stream in flight with [`Level`](Self::Level). `busy.hpp` in `benches/peers`
+    /// has the same number.
     pub const LEVEL_KERNELS: usize = 4;
 
     /// Returns the name in `--host` and reports.
@@ -47,9 +47,8 @@ impl FromStr for Host {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        Self::ALL
-            .into_iter()
-            .find(|host| host.name() == text)
-            .ok_or_else(|| format!("`{text}` is no host mode; use {}", Self::ALL.map(Self::name).join(", ")))
+        Self::ALL.into_iter().find(|host| host.name() == text).ok_or_else(|| {
+            format!("`{text}` is not a mode of the host; use {}", Self::ALL.map(Self::name).join(", "))
+        })
     }
 }

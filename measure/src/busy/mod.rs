@@ -12,7 +12,7 @@
 //!   for a random time from `--kernels`, uniformly. One seed gives the same times in every pass, for every
 //!   stack, and in the programs of `benches/peers`. On a simulated device, the kernel reads the block, and an
 //!   oracle checks stream order. On a GPU, it spins and touches no memory.
-//! - A free gives the block back in the order of the stream that the log names.
+//! - A free calls the stack's `deallocate` with the stream that the log names.
 //! - At the end, the host waits for all streams; this is the end of the pass. Then it frees the blocks that
 //!   the log leaves live, waits again, and the next pass begins on the same stack.
 //!
@@ -25,25 +25,26 @@
 //! | `level` | waits until fewer than 4 kernels of the stream are unfinished | no wait |
 //! | `sync` | no wait | waits for the stream, so nothing is in flight at the next operation |
 //!
-//! On a simulated device, each allocation also takes the host `--host-us` microseconds of virtual time, for
-//! the launch and the program around it, in addition to the stack's driver calls. As on an H200, the device
-//! needs 1.3 µs between two kernels of a stream, and a host that waits after each launch loses 3.4 µs more.
-//! On a GPU, the host takes its real time.
+//! On a simulated device, each allocation also takes the host `--host-us` microseconds of virtual time. This
+//! time stands for the launch and for the rest of the program; the stack's driver calls come on top. As on an
+//! H200, the device needs 1.3 µs between two kernels of a stream, and a host that waits after each launch
+//! loses 3.4 µs more. On a GPU, the host takes its real time.
 //!
 //! # Comparisons
-//! - `none`: no allocator, the same kernels. Except for chance, no stack ends before it.
-//! - The least memory that needs no wait. At each moment it is the sum, over streams, of the most memory that
-//!   the stream held live since its last finished operation. Another stream cannot get that memory without a
-//!   wait. The bound assumes that the host takes `--host-us` for an allocation, and that the allocator takes
-//!   no time. An allocator that delays the host needs less.
+//! - `none`: no allocator, the same kernels. Apart from measurement noise, no stack is faster.
+//! - The least memory that needs no wait. For each stream, take the most live bytes since the last operation
+//!   that the device has finished. Another stream cannot get that memory without a wait. So at each moment,
+//!   the bound is the sum of these bytes over all streams. The bound assumes that the host takes `--host-us`
+//!   for an allocation, and that the allocator takes no time. An allocator that delays the host needs less.
 //! - `async`: `cuMemAllocAsync` from the device's default pool, which keeps freed memory.
 //!
 //! # At a capacity
-//! With `--capacity`, as in `3GiB` or `120%` of the log's peak live bytes, only that much of the device is
-//! free when a subject is built. The rest is reserved, in whole pages of 2 MiB, so at least this much is
-//! left. The rule is the same for stacks, `async` and the peers, on a GPU and on a simulated device. An
-//! allocator that runs short of memory must wait for work in flight, or fail. A failed allocation is counted,
-//! its kernel runs anyway, and nothing is freed for it. Without `--capacity`, it ends the run of its stack.
+//! `--capacity` limits how much of the device is free when a subject is built. It is a size, as in `3GiB`, or
+//! a share of the log's peak of live bytes, as in `120%`. The rest is reserved, in whole pages of 2 MiB, so
+//! at least this much is left. The rule is the same for stacks, `async` and the peers, on a GPU and on a
+//! simulated device. An allocator that runs short of memory must wait for work in flight, or fail. With
+//! `--capacity`, the replay counts a failed allocation, still runs its kernel, and skips its free. Without
+//! `--capacity`, a failed allocation ends the run of the stack.
 //!
 //! # JSON
 //! One object for each log, each on its own line:

@@ -10,7 +10,7 @@ use serde::Serialize;
 
 use super::{CaseFigures, PassFigures, Report, SubjectReport, SubjectResult};
 
-/// Prints one report after another; the error comes from writing.
+/// A function that prints a report each time it is called. It returns the error of writing.
 pub type Reporter<'a> = Box<dyn FnMut(&Report) -> io::Result<()> + 'a>;
 
 /// Prints tables to `out`, for people.

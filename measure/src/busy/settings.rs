@@ -25,13 +25,13 @@ pub struct Settings {
     pub seed: u64,
     /// Replay only this many first operations of each log.
     pub first: Option<u64>,
-    /// How much of the device is left to each subject; the rest is reserved first. With it, failed
-    /// allocations are counted, and the pass continues.
+    /// How much of the device is left to each subject; the replay reserves the rest first. If it is set, a
+    /// failed allocation is counted, and the pass continues.
     pub capacity: Option<Capacity>,
 }
 
 impl Settings {
-    /// Returns the settings of three passes with short and with longer kernels, and with each host.
+    /// Returns settings of three passes for each combination of kernels (short and long) and [`Host`].
     pub fn new(device: DeviceSpec, subjects: Vec<Subject>) -> Self {
         Self {
             device,

@@ -292,7 +292,7 @@ fn at_a_capacity_a_pool_waits_and_what_does_not_fit_is_counted() {
 
     let report = at("1TiB");
     let SubjectResult::Failed { error } = &report.cases[0].stacks[1].result else { panic!("{report:?}") };
-    assert!(error.contains("more than the device has free"), "{error}");
+    assert!(error.contains("but the device has only"), "{error}");
 }
 
 #[test]

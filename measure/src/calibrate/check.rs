@@ -22,12 +22,13 @@ const PLAIN: &str = "cuda";
 /// How many kinds of calls are printed: the kinds with the most time.
 const MOST_KINDS: usize = 6;
 
-/// How far simulated driver time may differ from the fastest run, as a share. With the profile that was
-/// measured on it, an H200 was at 0.96 to 1.10 of the fastest of 21 runs, by log (2026-11-22).
+/// How far simulated driver time may differ from the fastest run, as a share. With an H200's own profile, the
+/// simulated time was 0.96 to 1.10 times the fastest of 21 runs, depending on the log (2026-11-22).
 pub const TIME_TOLERANCE: f64 = 0.15;
 
-/// How far counted bytes may differ from the decrease of the device's free memory, as a share. The counted
-/// bytes follow from a rule; six logs on an H200 were within 0.7 %.
+/// How far counted bytes may differ from the decrease of the device's free memory, as a share.
+/// [`CountingDriver`] counts the bytes by rules. For six logs on an H200,
+/// the difference was at most 0.7 %.
 pub const MEMORY_TOLERANCE: f64 = 0.01;
 
 /// The device, stacks and passes of a comparison.

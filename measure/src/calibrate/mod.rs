@@ -1,8 +1,9 @@
 //! Measures the cost of a device's driver calls, and writes a profile for a simulated device.
 //!
-//! Each call is made as a pool makes it: many blocks and mappings are alive, rows of calls use up the free
-//! memory, other work lies between calls, and the device is idle. A cost is the mean of its samples without
-//! the slowest twentieth; comments give the medians. Then each kind of call is scaled by its time in pools.
+//! Each call is measured under the conditions in a pool. Many blocks and mappings are live, series of calls
+//! use up the free memory, other calls come in between, and the device is idle. A cost is the mean of its
+//! samples, without the slowest 5 %. Comments in the profile give the medians. At the end, calibration scales
+//! the costs of each kind of call to the time that these calls take in pools.
 //!
 //! | file | measures |
 //! |---|---|
@@ -44,7 +45,8 @@ pub fn calibrate(driver: &DriverHandle, say: &mut dyn FnMut(&str)) -> Result<Cal
     let mut session = Session::new(&**driver).map_err(Error::from)?;
     if session.budget < LEAST_BYTES {
         let text = format!(
-            "calibrating uses a quarter of the free memory, which is less than {}; free some memory",
+            "a quarter of the device's free memory is less than {}, which calibrating needs; free some \
+             memory",
             format_bytes(LEAST_BYTES)
         );
         return Err(Error::invalid_argument(text).into());

@@ -55,21 +55,24 @@ fn what_is_written_can_be_read() {
 #[test]
 fn mistakes_are_named_with_their_line() {
     let cases = [
-        ("", "line 1: the file is empty; its first line names the columns"),
+        ("", "line 1: the file is empty; its first line must name the columns"),
         ("id,lower,upper\n", "line 1: the column `size` is missing"),
         ("id,lower,upper,size,color\n", "line 1: unknown column `color`"),
         ("id,lower,upper,size,end\n", "line 1: the column `end` appears twice"),
-        ("id,lower,upper,size\na,0,1\n", "line 2: 3 fields for 4 columns"),
+        ("id,lower,upper,size\na,0,1\n", "line 2: the row has 3 fields, but the header has 4 columns"),
         (
             "id,lower,upper,size\na,0,1,2\n\nb,x,1,2\n",
-            "line 4: `x` in column `lower` is not a 64-bit whole number",
+            "line 4: `x` in column `lower` is not a whole number of at most 64 bits",
         ),
         (
             "id,lower,upper,size\r\na,0,1,2\r\n\r\nb,x,1,2",
-            "line 4: `x` in column `lower` is not a 64-bit whole number",
+            "line 4: `x` in column `lower` is not a whole number of at most 64 bits",
         ),
         ("id,lower,upper,size\na,5,5,2\n", "line 2: the buffer begins at 5 but ends at 5, not later"),
-        ("id,lower,end,size\na,5,18446744073709551615,2\n", "line 2: `end` exceeds 64 bits"),
+        (
+            "id,lower,end,size\na,5,18446744073709551615,2\n",
+            "line 2: the position after `end` does not fit into 64 bits",
+        ),
         ("id,lower,upper,size,alignment\na,0,1,2,0\n", "line 2: the alignment is 0; use 1 for none"),
         (
             "id,lower,upper,size,gaps\na,0,9,2,3\n",

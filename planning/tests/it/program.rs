@@ -76,25 +76,25 @@ fn a_wrong_line_is_named_with_the_reason() {
             "log sha256:A7",
             "line 2: `sha256:A7` is not a hash; a hash is `sha256:` and 64 hexadecimal digits",
         ),
-        (3, "alignment -1", "line 3: `-1` is not a 64-bit whole number"),
+        (3, "alignment -1", "line 3: `-1` is not a whole number of at most 64 bits"),
         (3, "alignment 0", "the alignment is 0; use 1 for none"),
         (4, "streams 257", "line 4: 257 streams exceed the limit of 256"),
         (4, "streams 1", "line 6: the line should begin with `bound `"),
         (4, "streams 3", "line 7: the line should begin with `lane `"),
         (5, "lane 18446744073709551615", "line 8: the ratio is 1.14286, but lanes divided by bound are"),
-        (7, "bound 01792", "line 7: `01792` is not a 64-bit whole number"),
-        (7, "bound +1792", "line 7: `+1792` is not a 64-bit whole number"),
+        (7, "bound 01792", "line 7: `01792` is not a whole number of at most 64 bits"),
+        (7, "bound +1792", "line 7: `+1792` is not a whole number of at most 64 bits"),
         (8, "ratio 1", "line 8: the ratio is 1, but lanes divided by bound are 1.14286"),
         (10, "allocations 6", "line 17: the file ends after 5 of 6 allocations"),
         (10, "allocations 4", "line 16: the file goes on after its 4 allocations"),
         (10, "allocations 1048577", "line 10: 1048577 allocations exceed the limit of 1048576"),
         (11, "bytes stream", "line 11: the line should be `bytes stream life offset`"),
-        (12, "1024 0 2", "line 12: 3 words for the 4 columns `bytes stream life offset`"),
+        (12, "1024 0 2", "line 12: the line has 3 words, not the 4 of `bytes stream life offset`"),
         (12, "1024 0 - 0", "line 12: life and offset must both be `-`, or neither"),
         (12, "1024 0 0 0", "line 12: a life must be at least 1 and fit into 32 bits"),
         (12, "1024 0 4294967296 0", "line 12: a life must be at least 1 and fit into 32 bits"),
         (12, "1024 0 6 0", "line 12: it lives for 6 allocations, more than the plan has"),
-        (12, "1024 x 2 0", "line 12: `x` is not a 64-bit whole number"),
+        (12, "1024 x 2 0", "line 12: `x` is not a whole number of at most 64 bits"),
         (12, "1024 1 2 0", "line 12: stream 1 comes before stream 0; number streams by first use"),
         (12, "1024 2 2 0", "line 12: there is no stream 2; the 2 streams are numbered from 0"),
         (12, "1000 0 2 0", "line 12: 1000 bytes are not a positive multiple of the alignment 256"),
@@ -102,8 +102,8 @@ fn a_wrong_line_is_named_with_the_reason() {
         (12, "1024 0 2 128", "line 12: the offset 128 is not a multiple of the alignment 256"),
         (12, "1024 0 2 768", "line 12: 1024 bytes at 768 end outside of its lane of 1536 bytes"),
         (12, "1024 0 2 18446744073709551360", "line 12: 1024 bytes at 18446744073709551360 end outside"),
-        (13, "512 0 1 768", "line 13: it shares bytes with allocation 1, which is in use at the time"),
-        (16, "512 0 5 0", "line 16: it shares bytes with allocation 1, which is in use at the time"),
+        (13, "512 0 1 768", "line 13: it shares bytes with allocation 1, which is live at the same time"),
+        (16, "512 0 5 0", "line 16: it shares bytes with allocation 1, which is live at the same time"),
         (15, "512 0 1 0", "stream 1 has no allocation"),
     ];
     for (line, new, why) in cases {
@@ -170,7 +170,7 @@ fn parts_that_are_wrong_are_refused() {
         change(&mut parts);
         ProgramPlan::new(parts).expect_err("the plan is wrong").to_string()
     };
-    assert_eq!(refused(&|it| it.bound = 2049), "the lanes have 2048 bytes, below the bound");
+    assert_eq!(refused(&|it| it.bound = 2049), "the lanes have 2048 bytes in all, less than the bound");
     assert_eq!(refused(&|it| it.lanes[1] = u64::MAX), "the lanes together exceed 64 bits");
     assert_eq!(refused(&|it| it.lanes.resize(257, 0)), "257 streams exceed the limit of 256");
     assert_eq!(
@@ -179,7 +179,7 @@ fn parts_that_are_wrong_are_refused() {
     );
     assert_eq!(
         refused(&|it| it.allocations[1].slot.as_mut().unwrap().offset = 512),
-        "allocation 2: it shares bytes with allocation 1, which is in use at the time"
+        "allocation 2: it shares bytes with allocation 1, which is live at the same time"
     );
 }
 

@@ -29,10 +29,9 @@ use super::tune::TuneArgs;
 /// Replays allocation logs through stacks of GPU memory resources, and compares the stacks.
 ///
 /// A log is a CSV file that RMM's or millpond's logging adaptor wrote, with the columns
-/// Thread,Time,Action,Pointer,Size,Stream, plain or compressed with gzip or zstd. A memory snapshot of
-/// PyTorch, a trace of torch.profiler, minimalloc's CSV and a SQLite export of Nsight Systems work too;
-/// `import --help` lists all formats. You need no GPU: without one, logs are replayed on a simulated NVIDIA
-/// H200.
+/// Thread,Time,Action,Pointer,Size,Stream, plain or compressed with gzip or zstd. Other files work, too: for
+/// example PyTorch memory snapshots, torch.profiler traces, and SQLite exports from Nsight Systems. `import
+/// --help` lists all formats. You need no GPU: without one, logs are replayed on a simulated NVIDIA H200.
 #[derive(Clone, Debug, Parser)]
 #[command(
     name = "millpond-replay",
@@ -68,7 +67,7 @@ pub(crate) struct Cli {
     #[arg(long, short = 'f', value_enum, default_value_t, value_name = "FORMAT")]
     pub(crate) format: FormatArg,
 
-    /// The threads that replay the log, and their order
+    /// Which threads replay the log, and in which order
     #[arg(long, short = 't', value_enum, default_value_t, value_name = "ORDER")]
     pub(crate) threads: ThreadsArg,
 
@@ -85,7 +84,7 @@ pub(crate) struct Cli {
     #[command(flatten)]
     pub(super) progress: ProgressArgs,
 
-    /// When to show colours; NO_COLOR also works
+    /// When to show colours; the environment variable NO_COLOR also turns them off
     #[arg(long, value_enum, default_value_t, value_name = "WHEN", global = true)]
     pub(crate) color: ColorArg,
 
@@ -116,7 +115,7 @@ pub(crate) enum Command {
 const AFTER_HELP: &str = "\
 Examples:
   millpond-replay app.csv.gz
-      replay through the standard line-up, on the GPU if there is one
+      replay the log through several stacks, the standard line-up, on the GPU if there is one
   millpond-replay app.csv --stack cuda+pool --stack cuda+pool:max=20GiB+binning --device sim:24GiB
       does the job fit on a 24 GiB card?
   millpond-replay logs/*.csv.zst --format json | jq -r '.stacks[] | [.spec, .reserved_over_live_first] | @tsv'
@@ -131,15 +130,15 @@ Examples:
   millpond-replay import snapshot.pickle --output log.csv.gz
       print the contents and the gaps of a PyTorch memory snapshot, and write it as a log
   millpond-replay explain snapshot.pickle
-      show where the memory is, why requests failed, and how to need less
+      show what uses the memory, why requests failed, and how to need less
   millpond-replay tune snapshot.pickle
-      find the settings of PyTorch's allocator that need the least memory, as a line to paste
+      find the settings of PyTorch's allocator with which the program needs the least memory
   millpond-replay report snapshot.pickle -o report.html
       show the explanation, with charts, in one HTML page
   millpond-replay gate snapshot.pickle --budget budget.toml
-      fail a build if its memory is over the budget; --write makes the budget
+      fail a build if the program's memory is over the budget; --write creates the budget
   millpond-replay record pytorch
-      print the lines with which a program records such a file
+      print the lines to add to a PyTorch program so that it writes such a snapshot
   millpond-replay ./bench
       replay a log whose name is also the name of a command
 
@@ -159,7 +158,7 @@ Exit status:
   0  every stack named with --stack served every row; without --stack, at least one stack of the line-up did
   1  a stack could not be built, or failed a row (a row `allocate failure` that fails again counts, too);
      `calibrate --check` found the simulated device too different from the real one; `gate` found the memory
-     over its budget; `plan` or `tune` found nothing that surely fits into --capacity
+     over its budget; `plan` or `tune` found no solution that surely fits into --capacity
   2  a log, a stack's text, the device or the command line is wrong; a stack would overwrite a log; or an
      output cannot be written
 

@@ -43,7 +43,7 @@ pub(crate) struct BenchArgs {
     #[arg(long, short = 'f', value_enum, default_value_t, value_name = "FORMAT")]
     pub(crate) format: BenchFormatArg,
 
-    /// Run few steps: with the default stacks this ends within 30 seconds, and the figures are rough
+    /// Run few steps: with the default stacks, the run ends within 30 seconds, and the figures are rough
     #[arg(long, short = 'q')]
     pub(crate) quick: bool,
 

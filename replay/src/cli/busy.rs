@@ -14,10 +14,10 @@ use super::suggest;
 /// Replays logs with kernels running: each allocation launches a kernel
 ///
 /// A freed block stays in use until the kernels before the free have finished, and a wait between streams
-/// costs time. So `busy` shows the cost of reusing blocks of other streams: the time until all streams
-/// finish, the device memory that the stack uses, and the waits. For comparison, `busy` also runs the kernels
-/// without an allocator, and computes the least memory with which no stream waits. The documentation of
-/// millpond_measure::busy explains the method and the JSON.
+/// costs time. So `busy` shows the cost of reusing blocks of other streams. It prints the time until all
+/// streams finish, the device memory that the stack uses, and the waits. For comparison, `busy` also runs the
+/// kernels without an allocator, and computes the least memory with which no stream waits. The documentation
+/// of millpond_measure::busy explains the method and the JSON.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct BusyArgs {
     /// The logs to replay
@@ -58,7 +58,7 @@ pub(crate) struct BusyArgs {
     pub(crate) first: Option<u64>,
 
     /// The device memory that is left to each stack: a size, as in 3GiB, or a share of the log's peak of live
-    /// bytes, as in 120%; allocations that fail are counted
+    /// bytes, as in 120%. With this option, a failed allocation is counted, and does not end the run
     #[arg(long, value_name = "SIZE", allow_negative_numbers = true)]
     pub(crate) capacity: Option<Capacity>,
 

@@ -23,7 +23,7 @@ use crate::progress::Progress;
 ///
 /// This takes some seconds. It uses at most a quarter of the free device memory, up to 6 GiB. With --check,
 /// the exit status is 1 if a stack fails, or if the simulated device differs too much from the real one. The
-/// limits are 15 % of the driver time, compared with the fastest run, and 1 % of the memory.
+/// driver time may differ by 15 % from the fastest run, and the memory by 1 %.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct CalibrateArgs {
     /// The device to measure; a simulated device is measured only if you name it [default: cuda:0]
@@ -38,8 +38,8 @@ pub(crate) struct CalibrateArgs {
     #[arg(long, value_name = "FILE", conflicts_with = "out", requires = "check")]
     pub(crate) profile: Option<PathBuf>,
 
-    /// Logs to replay both on the device and on a device that is simulated from the profile; driver time and
-    /// memory are compared; `-` is the standard input
+    /// Logs to replay on the device, and on a simulated device with the profile. The command compares driver
+    /// time and memory. `-` is the standard input
     #[arg(long, value_name = "LOG", num_args = 1..)]
     pub(crate) check: Vec<PathBuf>,
 

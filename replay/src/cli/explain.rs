@@ -9,22 +9,22 @@ use millpond_snapshot::explain;
 use super::import::{ReportFormat, SourceArgs};
 use super::verdict::{Failure, Verdict};
 
-/// Explains where memory is and what would help: at the peak, at failed requests, and at the end
+/// Explains what uses the memory and what would help: at the peak, at failed requests, and at the end
 ///
-/// Reads the same files as `import`. Prints three things: each problem, with its evidence and with settings
-/// to paste; the places of the memory (in use, held for streams, lost to rounding, free, pinned by live
-/// blocks); and the call stacks whose blocks hold the memory.
+/// Reads the same files as `import`. First prints each problem, with its evidence and with settings to paste.
+/// Then prints how much memory is in use, held for other streams, lost to rounding, free, and pinned by live
+/// blocks. Last, prints the call stacks whose blocks hold the memory.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct ExplainArgs {
     #[command(flatten)]
     source: SourceArgs,
 
-    /// The size of the device, as in 80GiB; with it, the explanation shows how much memory is outside the
-    /// allocator
+    /// The size of the device's memory, as in 80GiB; if it is given, the explanation also shows how much
+    /// memory is outside of the allocator
     #[arg(long, value_name = "SIZE", value_parser = device_memory)]
     device_memory: Option<u64>,
 
-    /// Show all frames of each stack, with their kinds; otherwise the user's lines
+    /// Show all frames of each call stack and the kind of each frame, not only the lines of your own code
     #[arg(long)]
     stacks: bool,
 
@@ -40,7 +40,7 @@ fn device_memory(text: &str) -> Result<u64, Error> {
     let bytes = parse_bytes(text)?;
     if bytes < SMALLEST_DEVICE {
         let size = format_bytes(bytes);
-        let why = format!("`{text}` is {size}, smaller than any device; add the unit, as in 80GiB");
+        let why = format!("`{text}` is {size}, which is less than any device has; add the unit, as in 80GiB");
         return Err(Error::invalid_argument(why));
     }
     Ok(bytes)

@@ -37,9 +37,9 @@ pub(crate) struct ExportArgs {
 enum ExportFormat {
     /// JSON for speedscope: how many bytes each call stack holds after an event
     Speedscope,
-    /// The same as `speedscope`, as text for flamegraph.pl and inferno
+    /// Text for flamegraph.pl and inferno: how many bytes each call stack holds after an event
     Folded,
-    /// The same text with all frames
+    /// The same text as `folded`, with all frames of each call stack
     AllFrames,
     /// JSON for Perfetto and chrome://tracing: live and reserved bytes, failed requests, phases
     Perfetto,

@@ -12,7 +12,7 @@ use super::import::{ReportFormat, SourceArgs};
 use super::verdict::{Failure, Verdict};
 use super::{output, overwrite, suggest};
 
-/// Compares a file with a memory budget, so that a build fails if its memory grows
+/// Compares the memory recorded in a file with a budget, so that a build fails if the program's memory grows
 ///
 /// Reads the same files as `import`. The exit status is 0 if the file is within the budget, and 1 if it is
 /// over the budget. It is 2 if the file or the budget cannot be read, or if an output cannot be written. In a
@@ -22,7 +22,7 @@ pub(crate) struct GateArgs {
     #[command(flatten)]
     source: SourceArgs,
 
-    /// The file with the budget; --write makes it
+    /// The file with the budget; --write creates this file
     #[arg(long, short = 'b', value_name = "BUDGET.toml")]
     budget: PathBuf,
 
@@ -90,8 +90,8 @@ fn exists(path: &Path) -> Result<(), Error> {
     }
     let shown = path.display();
     Err(Error::invalid_argument(format!(
-        "{shown}: there is no such file; to make the budget, add --write to the same command, with a file \
-         whose memory is right"
+        "{shown}: there is no such file; to create the budget, run the same command with --write on a file \
+         of a good run"
     )))
 }
 

@@ -16,14 +16,17 @@ use super::verdict::{Failure, Verdict};
 use super::{output, overwrite, suggest};
 use crate::progress::Progress;
 
-/// Imports a file that another program has recorded, and can write it as a log
+/// Reads a file that another program wrote, prints its contents, and can write it as a log
 ///
-/// Reads memory snapshots of PyTorch (2.0 and later, or the HTML pages of its viewer), traces of
-/// torch.profiler, minimalloc's CSV, SQLite exports of Nsight Systems, and logs. Also reads the memory at one
-/// moment: from a text with PyTorch's message that memory ran out, a dump of the allocator of TensorFlow or
-/// XLA, or a report of compute-sanitizer; and from JAX's device memory profile. Files may be compressed with
-/// gzip or zstd. The content of a file decides how it is read. Reading runs no code from a file, so files
-/// from strangers are safe. The report lists the file's contents and its gaps.
+/// Reads files with a history of allocations: PyTorch memory snapshots (2.0 and later, or the HTML pages of
+/// its viewer), torch.profiler traces, minimalloc's CSV, SQLite exports from Nsight Systems, and logs.
+///
+/// Also reads files that show the memory at one moment: texts with PyTorch's out-of-memory message, allocator
+/// dumps of TensorFlow or XLA, compute-sanitizer's leak reports, and JAX's device memory profiles.
+///
+/// Files may be compressed with gzip or zstd. The command recognises a file by its content, not by its name.
+/// It never runs code from a file, so files from strangers are safe. The report lists the contents of the
+/// file, and its gaps: the data that the file does not have.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct ImportArgs {
     #[command(flatten)]
@@ -51,7 +54,7 @@ pub(super) struct SourceArgs {
     #[arg(long, value_name = "N")]
     device: Option<u32>,
 
-    /// The most memory that importing may use in addition to the size of the file
+    /// The most memory that reading the file may use, in addition to the size of the file
     #[arg(long, value_name = "SIZE", default_value = "64MiB", value_parser = parse_memory)]
     memory: u64,
 
@@ -248,7 +251,7 @@ fn text(recording: &Recording, output: Option<&Path>, out: &mut impl Write) -> i
         }
         Some(check) => {
             let first = check.first.as_deref().unwrap_or("counts differ");
-            line("check", format!("THE EVENTS DO NOT LEAD TO THE FILE'S STATE; first difference: {first}"))?;
+            line("check", format!("THE EVENTS CONTRADICT THE FILE'S STATE; first difference: {first}"))?;
         }
         None => {}
     }

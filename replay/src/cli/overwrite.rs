@@ -48,7 +48,7 @@ impl<'a> Reads<'a> {
             for file in self.outputs(stack)? {
                 let shown = file.display();
                 let fail = |why: String| {
-                    let advice = "give it its own file, as in logging:file=replay.csv";
+                    let advice = "give each output its own file, as in logging:file=replay.csv";
                     Err(Error::invalid_argument(format!(
                         "the stack {stack} would write to {shown}, {why}; {advice}"
                     )))
@@ -57,12 +57,12 @@ impl<'a> Reads<'a> {
                     return fail(format!("overwriting {what}"));
                 }
                 if let Some((other, _)) = written.iter().find(|(_, other)| FilePlace::is_same(other, &file)) {
-                    return fail(format!("but {other} writes to it too"));
+                    return fail(format!("but {other} writes to this file, too"));
                 }
                 if self.logs.len() > 1 && FilePlace::of(&file).is_file() {
-                    let why = "again for each log, which would keep only the last one";
+                    let why = "for each input log, so only the result of the last log would remain";
                     return Err(Error::invalid_argument(format!(
-                        "the stack {stack} would write to {shown} {why}; replay one log at a time"
+                        "the stack {stack} would overwrite {shown} {why}; replay one log at a time"
                     )));
                 }
                 written.push((stack, file));
@@ -95,14 +95,14 @@ impl<'a> Reads<'a> {
     fn read_from(&self, file: &Path) -> Result<Option<&'static str>> {
         let is_file = |read: &Path| FilePlace::is_same(read, file);
         if self.logs.iter().any(|log| is_file(input(log))) {
-            return Ok(Some("a log that is read"));
+            return Ok(Some("a log that this run reads"));
         }
         if self.profiles.iter().any(|profile| is_file(profile)) {
-            return Ok(Some("a profile that is read"));
+            return Ok(Some("a profile that this run reads"));
         }
         for stack in self.stacks {
             if self.files(stack, &READ)?.iter().any(|plan| is_file(plan)) {
-                return Ok(Some("a plan that is read"));
+                return Ok(Some("a plan that this run reads"));
             }
         }
         Ok(None)

@@ -7,8 +7,8 @@ use crate::progress::Progress;
 /// The flags of the commands that show progress.
 #[derive(Clone, Copy, Default, Debug, Args)]
 pub(super) struct ProgressArgs {
-    /// Show progress on the standard error from the start; without a terminal, as plain lines [default: after
-    /// 2 s on a terminal, else never; `bench` and `busy`: never]
+    /// Show progress on the standard error from the start. If it is not a terminal, print plain lines
+    /// [default: after 2 s on a terminal, else never; `bench` and `busy`: never]
     #[arg(long, overrides_with = "no_progress")]
     progress: bool,
 

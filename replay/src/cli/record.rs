@@ -7,7 +7,7 @@ use millpond_snapshot::record::Framework;
 
 use super::verdict::{Failure, Verdict};
 
-/// Prints the lines with which a program records a file for `explain`
+/// Prints the lines to add to a program so that it writes a file for `explain`
 #[derive(Clone, Debug, Args)]
 pub(crate) struct RecordArgs {
     /// The framework that allocates the program's memory [default: all]

@@ -34,7 +34,7 @@ pub(super) fn completions(
 /// Prints a man page, as in `millpond-replay man | man -l -`
 #[derive(Clone, Debug, Args)]
 pub(crate) struct ManArgs {
-    /// The command to describe [default: all commands, and replaying logs in full]
+    /// The command to describe [default: a summary of all commands, and everything about replaying logs]
     #[arg(value_name = "COMMAND")]
     command: Option<String>,
 }

@@ -11,22 +11,24 @@ use millpond_snapshot::tune::{self, Request};
 use super::import::{ReportFormat, SourceArgs};
 use super::verdict::{Failure, Verdict};
 
-/// Finds the settings that need the least memory for a file, and prints the line that selects them
+/// Finds the allocator settings that serve a file's requests in the least memory, and prints the setting or
+/// the code line to paste
 ///
-/// Reads the same files as `import`, and replays the file on simulated GPUs of different sizes. A PyTorch
-/// memory snapshot runs through models of PyTorch's allocator, with all useful settings. Any other file runs
-/// through models of RMM's resources. Every file also runs through millpond's pool.
+/// Reads the same files as `import`, and replays the file on simulated GPUs of different sizes. The requests
+/// of a PyTorch memory snapshot run through models of PyTorch's allocator, with all useful settings. The
+/// requests of any other file run through models of RMM's resources. In both cases, they also run through
+/// millpond's pool.
 ///
-/// Prints for each candidate the smallest memory in which it serves every request, and its stalls, driver
-/// calls and their time. Also prints the least memory that any allocator needs. The exit status is 1 if no
-/// candidate fits into --capacity.
+/// For each candidate, prints the smallest memory in which it serves every request, the number of its stalls
+/// and driver calls, and the time in driver calls. (A stall is a call that waits for the device.) Also prints
+/// the least memory that any allocator needs. The exit status is 1 if no candidate fits into --capacity.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct TuneArgs {
     #[command(flatten)]
     source: SourceArgs,
 
-    /// The memory that is available, as in 40GiB; the best candidate is then the one with the fewest stalls
-    /// in this memory
+    /// The memory that is available, as in 40GiB; if it is given, the best candidate is the one with the
+    /// fewest stalls in this memory
     #[arg(long, value_name = "SIZE", value_parser = parse_memory)]
     capacity: Option<u64>,
 

@@ -25,7 +25,7 @@ pub(super) fn parse(words: impl IntoIterator<Item = OsString>) -> Result<Cli, cl
 fn with_tip(words: &[OsString], mut error: clap::Error) -> clap::Error {
     let is_missing = error.kind() == ErrorKind::MissingRequiredArgument;
     if is_missing && words.get(1).is_some_and(|word| word == "gate") {
-        let tip = "`gate FILE --budget budget.toml --write` makes a budget".to_owned();
+        let tip = "`gate FILE --budget budget.toml --write` creates a budget".to_owned();
         error.insert(ContextKind::Suggested, ContextValue::StyledStrs(vec![tip.into()]));
     }
     error

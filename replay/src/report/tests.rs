@@ -155,8 +155,8 @@ fn the_table_says_all_that_matters() {
     assert_eq!(cells, ["cuda+pool", "1MiB", "121", "-", "5/0/0/6/7/0/0"], "no time where one is unknown");
     assert!(!text.contains("least memory"), "one stack is no comparison");
     for note in [
-        "note: the log begins after the program had allocated at least 64B, in 9 blocks that it only frees \
-         (first at line 44)",
+        "note: the log begins late, and frees blocks that it never allocates: 9 blocks, at least 64B (first \
+         at line 44)",
         "note: cuda+pool: failures: 3 (15 in all passes), the first at line 17: out of memory for 1GiB\n",
         "note: managed was left out: too large",
         "driver time is virtual",

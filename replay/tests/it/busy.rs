@@ -87,7 +87,7 @@ fn mistakes_end_with_status_2_and_failures_with_1() {
     busy(&log, &flags).fails_with(1, &["error: cuda+pool:initial=1TiB with kernels of 1..2 µs, host ahead"]);
     let text = log.display().to_string();
     busy(&log, &["-s", &format!("cuda+logging:file={text}")])
-        .fails_with(2, &["overwriting a log that is read"]);
+        .fails_with(2, &["overwriting a log that this run reads"]);
 }
 
 /// With enough memory, no stream waits for another and no host for the device. Every pass ends when it would

@@ -100,11 +100,11 @@ fn a_log_is_never_overwritten() {
     }
     for name in &names {
         let run = calibrate(&["--out", text(name), "--check", text(&log)]);
-        run.fails_with(2, &["overwriting a log that is read"]);
+        run.fails_with(2, &["overwriting a log that this run reads"]);
         let stack = format!("cuda+logging:file={}", text(name));
         let out = folder.path("out.toml");
         let run = calibrate(&["--out", text(&out), "--check", text(&log), "--stack", &stack]);
-        run.fails_with(2, &["overwriting a log that is read"]);
+        run.fails_with(2, &["overwriting a log that this run reads"]);
         assert_eq!(fs::read(&log).unwrap(), before);
     }
     let out = folder.path("out");
@@ -123,12 +123,15 @@ fn a_profile_is_never_overwritten() {
     let stack = format!("cuda+logging:file={}", text(&own));
     let logs_there = ["--check", text(&log), "--stack", &stack];
     for (arguments, reason) in [
-        (&["--out", text(&own), "--device", &device][..], "overwriting a profile that is read"),
+        (&["--out", text(&own), "--device", &device][..], "overwriting a profile that this run reads"),
         (
             &[&["--out", text(&out), "--device", &device], &logs_there[..]].concat(),
-            "overwriting a profile that is read",
+            "overwriting a profile that this run reads",
         ),
-        (&[&["--profile", text(&own)], &logs_there[..]].concat(), "overwriting a profile that is read"),
+        (
+            &[&["--profile", text(&own)], &logs_there[..]].concat(),
+            "overwriting a profile that this run reads",
+        ),
     ] {
         let run: Run = program().arg("calibrate").args(arguments).output().unwrap().into();
         run.fails_with(2, &[reason]);

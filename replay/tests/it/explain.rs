@@ -11,7 +11,7 @@ fn a_device_of_some_bytes_is_a_forgotten_unit() {
         program().arg("explain").arg(log).args(["--device-memory", size]).output().unwrap().into()
     };
     for size in ["80", "0", "1048575", "80kB"] {
-        explain(size).fails_with(2, &["smaller than any device", "80GiB"]);
+        explain(size).fails_with(2, &["less than any device has", "80GiB"]);
     }
     for size in ["1048576", "80GiB"] {
         assert_eq!(explain(size).status, 0);

@@ -132,8 +132,8 @@ fn a_report_destroys_nothing_that_it_reads_or_writes() {
     let (other, page) = (folder.write("other.csv", std::fs::read(&log).unwrap()), folder.path("page.html"));
     let stack = |file: &Path| format!("cuda+logging:file={}", file.display());
     for (file, output, says) in [
-        (&log, &page, "a log that is read"),
-        (&other, &page, "a log that is read"),
+        (&log, &page, "a log that this run reads"),
+        (&other, &page, "a log that this run reads"),
         (&page, &page, "both be written to"),
     ] {
         let mut run = program();

@@ -70,7 +70,7 @@ fn a_snapshot_packed_with_zstd_is_replayed_too_also_from_a_pipe() {
 fn a_file_of_no_format_is_named_with_what_to_do_by_each_command() {
     let folder = Folder::new();
     for (content, expected) in [
-        (&b"PK\x03\x04rest"[..], "is a zip file, as torch.save writes for checkpoints"),
+        (&b"PK\x03\x04rest"[..], "is a zip file, such as a checkpoint of torch.save"),
         (b"\x7fELF\x02\x01", "is a program or a library (ELF)"),
         (b"PAR1abc", "is a Parquet file"),
         (b"{\"traceEvents\": []}", "is a trace for Chrome or Perfetto"),

@@ -27,7 +27,7 @@ fn logging(file: &Path) -> String {
     format!("cuda+logging:file={}", file.display())
 }
 
-const INPUT: &str = "overwriting a log that is read";
+const INPUT: &str = "overwriting a log that this run reads";
 
 #[test]
 fn a_stack_that_logs_to_the_log() {
@@ -87,7 +87,7 @@ fn a_path_that_becomes_the_log() {
     // The ordinal of a simulated device is not known before the stack is built.
     is_refused(&numbered, &[logging(&folder.path("log.{device}.csv"))], None, "leave {device} out");
     let both = [folder.path("a/../new.csv"), folder.path("new{x2e}csv")];
-    is_refused(&log, &both.map(|file| logging(&file)), None, "writes to it too");
+    is_refused(&log, &both.map(|file| logging(&file)), None, "writes to this file, too");
 }
 
 /// A layer can write other files than logs, and a run reads other files than logs.
@@ -101,10 +101,10 @@ fn other_files_of_layers() {
     let plan = folder.path("own.plan");
     fs::write(&plan, "a plan").unwrap();
     let stack = format!("cuda+plan:file={}+logging:file={}", plan.display(), plan.display());
-    is_refused(&log, &[stack], None, "overwriting a plan that is read");
+    is_refused(&log, &[stack], None, "overwriting a plan that this run reads");
     assert_eq!(fs::read_to_string(&plan).unwrap(), "a plan");
     let out = folder.path("out.csv");
-    is_refused(&log, &[arena(&out), logging(&out)], None, "writes to it too");
+    is_refused(&log, &[arena(&out), logging(&out)], None, "writes to this file, too");
 }
 
 #[test]
@@ -112,9 +112,9 @@ fn two_stacks_that_log_to_one_file() {
     let folder = Folder::new();
     let log = folder.log(&rows(1, 100));
     let out = folder.path("out.csv");
-    is_refused(&log, &[logging(&out), logging(&out)], None, "writes to it too");
+    is_refused(&log, &[logging(&out), logging(&out)], None, "writes to this file, too");
     let bare = "cuda+logging".to_owned();
-    is_refused(&log, &[bare.clone(), bare], Some(&out), "writes to it too");
+    is_refused(&log, &[bare.clone(), bare], Some(&out), "writes to this file, too");
     assert!(!out.exists());
 }
 
@@ -141,7 +141,7 @@ fn a_stack_that_logs_to_the_profile_of_the_device() {
         let mut command = program();
         command.args(mode).args(["-d", &device, "-s", &logging(&own)]);
         let run: Run = command.output().unwrap().into();
-        run.fails_with(2, &["overwriting a profile that is read"]);
+        run.fails_with(2, &["overwriting a profile that this run reads"]);
         assert_eq!(fs::read(&own).unwrap(), before, "{mode:?}");
     }
 }

@@ -256,9 +256,9 @@ fn oddities_of_a_log_are_counted_and_explained() {
     let table = Run::of(&log, &["-s", "cuda"]);
     assert_eq!(table.status, 1, "a terabyte is not served today, either");
     for text in [
-        "the log begins after the program had allocated at least 5B, in 1 block that it only frees (first at \
-         line 2)",
-        "allocations at addresses still live: 1 (first at line 4)",
+        "the log begins late, and frees blocks that it never allocates: 1 block, at least 5B (first at line \
+         2)",
+        "allocations at addresses that were still live: 1 (first at line 4)",
         "blocks never freed in the log: 1 (20B)",
     ] {
         assert!(table.stdout.contains(text), "{}", table.stdout);

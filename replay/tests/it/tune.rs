@@ -37,7 +37,7 @@ fn a_file_without_segments_has_no_fidelity() {
     let log = concat!(env!("CARGO_MANIFEST_DIR"), "/../examples/logs/rmm_cupy_4streams.csv.gz");
     let run: Run = program().arg("fidelity").arg(log).output().unwrap().into();
     assert_eq!(run.status, 2);
-    assert!(run.stderr.contains("only memory snapshots of PyTorch do"), "{}", run.stderr);
+    assert!(run.stderr.contains("only PyTorch memory snapshots have them"), "{}", run.stderr);
 }
 
 /// PyTorch accepts a `max_split_size` only above 20 MiB, and so does the layer that replays it.

@@ -36,11 +36,11 @@ use scope::{Host, Scope};
 /// - While no stream is open in a scope, an allocation costs one extra load.
 /// - While a stream is open, an allocation on another stream searches the open streams. It also asks the
 ///   driver whether its stream belongs to a capture (`cuStreamGetCaptureInfo`).
-/// - While no scope has memory, a free costs one extra load. Otherwise it looks its address up in a sharded
-///   table.
+/// - While no scope has memory, a free costs one extra load. Otherwise, a free looks up its address in a
+///   sharded table.
 ///
-/// Put this layer above pools and bins. A pool above the layer would allocate its own memory from a scope,
-/// and hand that memory to other streams.
+/// Put this layer above pools and bins. A pool above the layer would be wrong: it would allocate its own
+/// memory from a scope, and hand that memory to other streams.
 ///
 /// See [`CaptureScope`] for an example.
 ///

@@ -15,21 +15,21 @@ use super::memory::Memory;
 ///
 /// # Which requests it serves
 /// The scope serves two kinds of streams: streams that [`begin`](Self::begin) opened, and streams that were
-/// forked into the capture of an open stream. (The second kind needs a driver that numbers captures, CUDA
-/// 11.3 or newer.) All other requests bypass the scope.
+/// forked into the capture of an open stream. The second kind needs CUDA 11.3, because older drivers do not
+/// number captures. Requests of all other streams bypass the scope.
 ///
-/// The scope allocates its memory from below its layer, in large spans, outside of the capture. So the graph
-/// gets no nodes for allocations, waits, or records.
+/// The scope allocates its memory in large spans from the resource below its layer, outside of the capture.
+/// So the graph gets no nodes for allocations, waits, or records.
 ///
 /// # Reuse
-/// If a block is allocated and freed in one capture, later requests of the same stream in that capture reuse
-/// it. Once no stream is open in the scope, all such blocks are free for the scope's next capture. So several
-/// graphs may share a scope, and together need no more memory than the largest of them.
+/// If a capture allocates and frees a block, later requests of the same stream in that capture reuse the
+/// block. Once no stream is open in the scope, all such blocks are free for the scope's next capture. So
+/// several graphs may share a scope, and together need no more memory than the largest of them.
 ///
-/// A capture may also free a block that it did not allocate: the block was allocated before the capture, or
-/// left an earlier one. Work outside of the capture may still use this block, so other requests get it only
-/// after that work is done. When the scope closes for a stream, it records an event on the stream. A later
-/// allocation checks whether the device has reached the event.
+/// A capture may also free a block that it did not allocate. Such a block was allocated before the capture,
+/// or an earlier capture left it live. Work outside of the capture may still use the block, so other requests
+/// get it only after that work is done. When the scope closes for a stream, it records an event on the
+/// stream. A later allocation checks whether the device has reached the event.
 ///
 /// If a stream was made by another library and was not opened in the scope, the scope cannot record an event
 /// on it. The scope then waits for the whole device before it reports that memory is out. Before CUDA 11.3,
@@ -37,29 +37,29 @@ use super::memory::Memory;
 ///
 /// # Duties of the program
 ///
-/// - A capture may free a block that work outside of captures uses. That work must be ordered in one of two
-///   ways. It runs on a stream that is open in the scope, or on the stream that allocated the block. Or it
-///   happens before later work of one of these streams or of the stream of the free. A captured order does
-///   not count, because it holds for the graph alone.
+/// - A capture may free a block that work outside of captures uses. The program must order that work in one
+///   of two ways. Either the work runs on a stream that is open in the scope, or on the stream that allocated
+///   the block. Or it happens before later work of one of these streams or of the stream of the free. A
+///   captured order does not count, because it holds for the graph alone.
 /// - If a capture allocates a block, use the block outside of that capture only after the capture has ended.
 /// - The graphs of a scope must never run at the same time, on whichever streams they are launched. If an
 ///   open stream uses blocks of the scope outside of a capture, that work counts as a graph.
-/// - A block leaves the capture if it is still live when the capture ends, like the output of a graph. It
-///   keeps its contents until its own graph is launched, or a graph that was captured *before* it in the
-///   scope: such a graph may use the same memory while it runs. If graphs are launched in the order of their
-///   captures, each finds the outputs of the earlier ones.
+/// - A block leaves the capture if it is still live when the capture ends, like the output of a graph. A
+///   launch of its own graph may overwrite such a block. A launch of a graph that was captured *before* it in
+///   the scope may overwrite it, too. If graphs are launched in the order of their captures, each graph finds
+///   the outputs of the earlier ones.
 ///
 /// [`ScopedStream::end`] returns the blocks that left the capture. Free such a block like any other, on any
-/// stream. The block returns to its scope. A later capture of the scope gets it once the work before its free
-/// is done. If a block is freed on a stream that captures outside the scope, the block belongs to the graph
-/// of that capture, and no request gets it until the scope ends.
+/// stream. The block returns to its scope. After the work before its free is done, a later capture of the
+/// scope may reuse it. If a block is freed on a stream that captures outside the scope, the block belongs to
+/// the graph of that capture. No request gets this block before the scope ends.
 ///
 /// # The end of a scope
-/// Clones share a scope. The scope ends when the last clone is dropped and no stream is open in it. The end
-/// waits for all work on the device, so that earlier launches are done. Then the scope gives its memory back.
-/// Blocks that are still live stay valid, and their spans are given back when the blocks are freed. Do not
-/// launch a graph after its scope has ended. A scope may outlive the resource that made it. It then also
-/// keeps that resource's memory.
+/// Clones share a scope. The scope ends when the last clone is dropped and no stream is open in it. The scope
+/// then waits for all work on the device, so that earlier launches are done, and returns its memory to the
+/// resource below. Blocks that are still live stay valid. The scope returns their spans when the blocks are
+/// freed. Do not launch a graph after its scope has ended. A scope may outlive the resource that made it. It
+/// then also keeps that resource's memory.
 ///
 /// ```
 /// use millpond_core::driver::{CaptureMode, StreamFlags};

@@ -25,9 +25,9 @@ const HW_DECOMPRESS_SINCE: i32 = 12_080;
 /// Allocates from its own pool of CUDA's stream-ordered allocator, with `cuMemAllocFromPoolAsync` and
 /// `cuMemFreeAsync`.
 ///
-/// The driver reuses memory between streams. At a synchronisation it gives no memory back, unless
-/// [`release_threshold`](CudaAsyncOptions::release_threshold) is set. If the resource is dropped, its live
-/// blocks are freed, unless a clone of its [`pool`](Self::pool) still exists.
+/// The driver reuses memory between streams. When a stream, an event or the device is synchronised, the pool
+/// keeps its free memory, unless [`release_threshold`](CudaAsyncOptions::release_threshold) is set. If the
+/// resource is dropped, its live blocks are freed, unless a clone of its [`pool`](Self::pool) still exists.
 ///
 /// [`memory_pool`](crate::memory_pool) explains how the pool behaves during graph captures.
 ///
@@ -70,7 +70,8 @@ impl CudaAsyncMemoryResource {
             check_pools(&driver)?;
             if let Some(most) = options.maximum_bytes.filter(|most| options.initial_bytes > *most) {
                 let (initial, most) = (format_bytes(options.initial_bytes), format_bytes(most));
-                let message = format!("the initial {initial} exceeds the maximum of {most}; raise `max`");
+                let message =
+                    format!("the initial size of {initial} exceeds the maximum of {most}; raise `max`");
                 return Err(Error::invalid_argument(message).on_device(driver.device()));
             }
             check_initial(&driver, options.initial_bytes)?;
@@ -115,7 +116,8 @@ fn check_initial(driver: &DriverHandle, bytes: u64) -> Result<()> {
         return Ok(());
     }
     let (initial, total) = (format_bytes(bytes), format_bytes(total));
-    let message = format!("the initial {initial} exceeds the device's {total}; lower `initial`");
+    let message =
+        format!("the initial size of {initial} exceeds the device's memory of {total}; lower `initial`");
     Err(Error::new(ErrorKind::OutOfMemory, message).on_device(driver.device()))
 }
 
@@ -155,8 +157,9 @@ enum Viewed {
 /// Allocates from an existing pool of CUDA's stream-ordered allocator, which other code may use too. It can
 /// be the device's default or current pool, or any [`MemoryPool`].
 ///
-/// The resource does not change the pool's settings. By default, CUDA's default pool gives all free memory
-/// back at each synchronisation. After the resource is dropped, the driver keeps blocks that are still live.
+/// The resource does not change the pool's settings. By default, CUDA's default pool returns all free memory
+/// to the device at each synchronisation. Blocks that are still live stay valid after the resource is
+/// dropped.
 ///
 /// ```
 /// use millpond_core::{DeviceMemoryResource, DeviceMemoryResourceExt, StreamRef};
@@ -253,10 +256,10 @@ fn accessibility_of(pool: &MemoryPool, viewed: Viewed) -> Result<Accessibility> 
 /// use managed memory at the same address.
 ///
 /// Two resources of a device are equal, because they share the pool. CUDA's default for the pool's release
-/// threshold is 0: each synchronisation gives all free memory back. Giving managed memory back and allocating
-/// it again takes longer than a program's kernels (RMM's issue 2510). So if the threshold is 0, the resource
-/// raises it, and synchronisations give nothing back. After the resource is dropped, the driver keeps blocks
-/// that are still live.
+/// threshold is 0: each synchronisation returns all free memory to the system. To release managed memory and
+/// allocate it again takes longer than a program's kernels (RMM's issue 2510). So if the threshold is 0, the
+/// resource raises it, and the pool keeps its memory. Blocks that are still live stay valid after the
+/// resource is dropped.
 ///
 /// ```
 /// use millpond_core::{Accessibility, DeviceMemoryResource};
@@ -290,15 +293,16 @@ impl CudaAsyncManagedMemoryResource {
         let needs = |version: i32| {
             let (major, minor) = (version / 1000, version % 1000 / 10);
             format!(
-                "pools of managed memory need a driver of CUDA 13.0, but this one has {major}.{minor}; use \
-                 managed"
+                "pools of managed memory need CUDA 13.0, but the driver has {major}.{minor}; use the base \
+                 `managed`"
             )
         };
         if (1..13_000).contains(&version) {
             return Err(unsupported(needs(version)));
         }
         if call(&*driver, |driver| driver.attribute(DeviceAttribute::ConcurrentManagedAccess))? == 0 {
-            let why = "host and device cannot use managed memory at the same time here; use managed";
+            let why = "host and device cannot use managed memory at the same time here; use the base \
+                       `managed`";
             return Err(unsupported(why.to_owned()));
         }
         let pool = MemoryPool::default_for(driver, MemLocation::Device, MemAllocationType::Managed)?;

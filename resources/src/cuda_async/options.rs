@@ -12,12 +12,12 @@ use crate::memory_pool::PoolReuse;
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 #[non_exhaustive]
 pub enum HwDecompress {
-    /// The engine can use it if the driver supports this (since CUDA 12.8) and makes such a pool.
+    /// The engine can use the memory if the driver can make such a pool (since CUDA 12.8).
     #[default]
     Auto,
-    /// The engine can use it. If the driver cannot make such a pool, building the resource fails.
+    /// The engine can use the memory. If the driver cannot make such a pool, building the resource fails.
     On,
-    /// The engine cannot use it.
+    /// The engine cannot use the memory.
     Off,
 }
 
@@ -51,7 +51,7 @@ pub(super) fn handles_of(text: &str) -> Result<HandleTypes> {
         "fabric" => Ok(all | HandleTypes::FABRIC),
         "none" if text == "none" => Ok(all),
         _ => Err(Error::invalid_stack(format!(
-            "`handles={text}` of `cuda_async`: `{name}` is no kind of handle; write none, fd, fabric or \
+            "`handles={text}` of `cuda_async`: `{name}` is not a kind of handle; write none, fd, fabric or \
              fd/fabric"
         ))),
     })
@@ -70,15 +70,15 @@ pub(super) fn handles_of(text: &str) -> Result<HandleTypes> {
 pub struct CudaAsyncOptions {
     /// The bytes that the pool allocates when it is made (default 0).
     pub initial_bytes: u64,
-    /// The bytes that the pool keeps at a synchronisation. `None` (the default) keeps all: giving memory back
-    /// and allocating it again would stall the program.
+    /// The bytes that the pool keeps at a synchronisation. `None` (the default) keeps all, because releasing
+    /// memory and allocating it again would stall the program.
     pub release_threshold: Option<u64>,
     /// The most bytes that the pool may hold. `None` (the default) means all memory of the device.
     pub maximum_bytes: Option<u64>,
     /// How the driver may reuse memory that other streams have freed (default: in every way).
     pub reuse: PoolReuse,
     /// The kinds of handles through which other processes can import the pool (default: none). The driver
-    /// gives the memory of an exportable pool back only when the pool ends.
+    /// returns the memory of an exportable pool to the device only when the pool is destroyed.
     pub handles: HandleTypes,
     /// Whether the device's decompression engine can use the memory.
     pub hw_decompress: HwDecompress,

@@ -33,13 +33,14 @@ pub(crate) const ENTRY: LayerEntry = LayerEntry {
     }),
 };
 
-/// Memory of the system's allocator, like [`SystemMemoryResource`](crate::SystemMemoryResource), which leaves
-/// `headroom_bytes` of the device free.
+/// Memory of the system's allocator, as from [`SystemMemoryResource`](crate::SystemMemoryResource). Unlike
+/// that resource, this one leaves `headroom_bytes` of the device's memory free.
 ///
-/// When the resource allocates a block, it reads the device's free memory. It advises the driver to place a
-/// part of the block on the device: as many bytes as the device has free beyond the headroom, rounded down to
-/// 256. It advises the driver to place the rest on the host. This takes one query and one or two calls of
-/// `cuMemAdvise`. If the driver refuses the advice, the allocation still succeeds.
+/// When the resource allocates a block, it reads the device's free memory. It advises the driver to place the
+/// first part of the block on the device, and the rest on the host. The size of the first part is the
+/// device's free memory beyond the headroom, rounded down to a multiple of 256 bytes. An allocation makes one
+/// query and one or two calls of `cuMemAdvise`. If the driver refuses the advice, the allocation still
+/// succeeds.
 ///
 /// ```
 /// use millpond_core::DeviceMemoryResourceExt;
@@ -71,7 +72,7 @@ impl SamHeadroomMemoryResource {
         Ok(Self { memory: Pageable::for_device(driver)?, headroom_bytes, headroom })
     }
 
-    /// Returns the bytes of the device that the resource leaves free.
+    /// Returns how many bytes of the device's memory the resource leaves free.
     pub fn headroom_bytes(&self) -> u64 {
         self.headroom_bytes
     }

@@ -70,7 +70,7 @@ impl Pageable {
             return Err(Error::new(
                 ErrorKind::Unsupported,
                 format!(
-                    "{} does not reach pageable host memory; use `managed` or `pinned_host` instead",
+                    "{} cannot access pageable host memory; use `managed` or `pinned_host` instead",
                     driver.device()
                 ),
             ));
@@ -263,8 +263,8 @@ macro_rules! pageable_resource {
 
 pageable_resource! {
     /// Memory of the system's allocator with the requested alignment, for the host only. The resource ignores
-    /// the stream, and a free waits for nothing. So free a block only after all copies to and from it are
-    /// done.
+    /// the stream, and does not wait when it frees a block. So free a block only after all copies to and from
+    /// it are done.
     ///
     /// The resource knows its live blocks, and refuses to free anything else.
     ///
@@ -298,8 +298,8 @@ impl PageableHostMemoryResource {
 }
 
 pageable_resource! {
-    /// Memory of the system's allocator, on a device that can access it. A page is placed on the host or the
-    /// device, whichever uses it first.
+    /// Memory of the system's allocator, on a device that can access it. The system places each page on the
+    /// host or on the device, whichever uses the page first.
     ///
     /// A free waits for the device's work, like a free of plain CUDA memory. If the wait would end the
     /// capture of a graph, a later call frees the block. The resource knows its live blocks, and refuses to

@@ -79,7 +79,7 @@ impl<R: DeviceMemoryResource> HostResource<R> {
     pub fn new(resource: R) -> Result<Self> {
         if !resource.accessibility().host {
             return Err(Error::invalid_argument(format!(
-                "the host does not reach the memory of `{resource}`; build the stack on `host`, \
+                "the host cannot access the memory of `{resource}`; build the stack on `host`, \
                  `pinned_host`, `managed` or `system`"
             )));
         }

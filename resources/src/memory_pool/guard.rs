@@ -70,7 +70,8 @@ impl Drop for CurrentPool {
         let restored = MemoryPool::current_of(self.pool.driver().clone())
             .and_then(|now| if now == self.pool { self.previous.set_current() } else { Ok(()) });
         if let Err(error) = restored {
-            tracing::error!(target: "millpond::resources", %error, "the previous pool is not current again");
+            tracing::error!(target: "millpond::resources", %error, "could not make the previous pool current \
+                again");
         }
     }
 }

@@ -148,7 +148,7 @@ impl Inner {
             self.free_deferred_of(stream);
             self.allocate_on(bytes, stream).map_err(|error| {
                 let is_too_much = error.is_out_of_memory() && self.exceeds_most(bytes);
-                let advice = "the pool may never hold that many bytes; raise its maximum";
+                let advice = "the request is larger than the pool's maximum; raise the maximum";
                 if is_too_much { Error::from(error).context(advice) } else { error.into() }
             })?
         };

@@ -1,15 +1,16 @@
 //! A type for the pools of CUDA's stream-ordered allocator.
 //!
-//! A [`MemoryPool`] is built from [`MemoryPoolOptions`], or is the device's default or current pool. Clones
-//! name the same pool, which ends with the last clone. A [`CudaAsyncMemoryResource`] makes its own pool. A
+//! A [`MemoryPool`] is built from [`MemoryPoolOptions`], or is the device's default or current pool. All
+//! clones refer to the same pool. A [`CudaAsyncMemoryResource`] makes its own pool. A
 //! [`CudaAsyncViewMemoryResource`] allocates from an existing pool.
 //!
 //! # Lifetimes
-//! - A pool that this library made is destroyed with its last clone. Its live blocks stay valid until they
-//!   are freed, because CUDA keeps a destroyed pool as long as it has live blocks.
+//! - A pool that this library made is destroyed when its last clone is dropped. Its live blocks stay valid
+//!   until they are freed, because CUDA keeps a destroyed pool as long as it has live blocks.
 //! - The default pools belong to the driver, and are never destroyed.
-//! - A pool that this library made current is kept while it is current, so that a view of the current pool
-//!   cannot outlive it. If another library makes a pool current, that library must keep the pool.
+//! - While a pool that this library made current is current, the library does not destroy it. So a view of
+//!   the current pool cannot outlive the pool. If another library makes a pool current, that library must
+//!   keep the pool.
 //! - After an error that loses the device, no further driver call is made. After a reset of the device's
 //!   context, the only driver calls are frees of blocks and pools.
 //!
@@ -21,7 +22,7 @@
 //!   separate stream wait for them. Then the host waits for them, too.
 //! - A block that is freed on a capturing stream goes into a list. After the capture has ended, the next call
 //!   on the same stream frees the block there. In three cases, the host waits for the device and frees all
-//!   blocks in the list: when memory is out, at [`trim`](MemoryPool::trim), and at the end of the pool.
+//!   blocks in the list: if memory is out, in [`trim`](MemoryPool::trim), and when the pool is dropped.
 //!
 //! [`CudaAsyncMemoryResource`]: crate::CudaAsyncMemoryResource
 //! [`CudaAsyncViewMemoryResource`]: crate::CudaAsyncViewMemoryResource
@@ -226,7 +227,7 @@ impl MemoryPool {
         let managed = u64::from(MemAllocationType::Managed.cuda_number());
         let kind = if kind? == managed { MemAllocationType::Managed } else { MemAllocationType::Pinned };
         let location = MemLocation::from_cuda(location?, id?).ok_or_else(|| {
-            Error::new(ErrorKind::Unsupported, "this version does not know the pool's location")
+            Error::new(ErrorKind::Unsupported, "this version of millpond does not know the pool's location")
         })?;
         Ok(MemPoolProps::default()
             .kind(kind)
@@ -238,8 +239,8 @@ impl MemoryPool {
 
     // --- The pool's memory ---
 
-    /// Gives free memory back to the device until the pool holds at most `keep_bytes`. Returns the number of
-    /// bytes given back. The call waits for the device, unless a graph capture prevents the wait.
+    /// Releases free memory to the device until the pool holds at most `keep_bytes`. The call waits for the
+    /// device, unless a graph capture prevents the wait. Returns the number of bytes released.
     ///
     /// # Errors
     /// [`Unsupported`](ErrorKind::Unsupported) for an imported pool, and the driver's errors.
@@ -359,7 +360,8 @@ impl MemoryPool {
             }
             let own = self.0.driver.device();
             Error::invalid_argument(format!(
-                "one of the devices cannot use memory of {own}; name those that cuDeviceCanAccessPeer allows"
+                "one of the devices cannot access memory of {own}; name only devices that \
+                 cuDeviceCanAccessPeer allows"
             ))
             .on_device(own)
             .caused_by(error)
@@ -410,12 +412,14 @@ fn check_handles(driver: &dyn Driver, props: MemPoolProps) -> Result<()> {
         return Ok(());
     }
     if props.kind == MemAllocationType::Managed {
-        let message = "pools of managed memory cannot be exported; leave out either";
+        let message = "pools of managed memory cannot be exported; leave out the handles, or use device \
+                       memory";
         return Err(Error::new(ErrorKind::Unsupported, message).on_device(driver.device()));
     }
     match call(driver, |driver| driver.attribute(DeviceAttribute::MemPoolSupportedHandleTypes)) {
         Ok(bits) if !HandleTypes::from_bits(bits as u32).contains(props.handles) => {
-            let message = "the device has no pools with such handles; ask for another kind, or for none";
+            let message = "the device does not support pools with these handles; choose another kind of \
+                           handle, or none";
             Err(Error::new(ErrorKind::Unsupported, message).on_device(driver.device()))
         }
         Err(error) if error.is_sticky() => Err(error),

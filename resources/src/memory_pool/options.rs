@@ -37,7 +37,7 @@ impl PoolReuse {
         internal_dependencies: bool,
     }
 
-    /// No memory of other streams.
+    /// The driver reuses no memory of other streams.
     pub const OWN_STREAM: Self =
         Self { follow_event_dependencies: false, opportunistic: false, internal_dependencies: false };
     /// The driver reuses memory of other streams in every way; CUDA's default.
@@ -110,7 +110,7 @@ pub struct MemoryPoolOptions {
 
 impl MemoryPoolOptions {
     /// Creates options with CUDA's defaults. The pool has device memory for this process alone, and no limit.
-    /// At each synchronisation it gives all free memory back.
+    /// At each synchronisation, it returns all free memory to the device.
     pub fn new() -> Self {
         Self::default()
     }
@@ -127,9 +127,9 @@ impl MemoryPoolOptions {
         self
     }
 
-    /// Sets the kinds of handles through which other processes can import the pool. The driver gives the
-    /// memory of such a pool back only when the pool ends. Trimming and the release threshold have no effect
-    /// on such a pool.
+    /// Sets the kinds of handles through which other processes can import the pool. The driver returns the
+    /// memory of an exportable pool to the device only when the pool is destroyed. Trimming and the release
+    /// threshold have no effect on such a pool.
     pub fn handles(mut self, handles: HandleTypes) -> Self {
         self.props.handles = handles;
         self

@@ -46,7 +46,8 @@ impl MemoryPool {
         };
         let raw = raw.map_err(|error| {
             let is_refused = error.kind() == ErrorKind::Driver;
-            let why = "the descriptor names no pool of this device; pass the descriptor that a pool exported";
+            let why = "the descriptor names no pool of this device; pass a descriptor that `export_fd` \
+                       returned";
             if is_refused {
                 Error::invalid_argument(why).on_device(driver.device()).caused_by(error)
             } else {
@@ -64,7 +65,9 @@ impl MemoryPool {
     pub fn export_pointer(&self, ptr: DevicePtr) -> Result<MemPoolPtrData> {
         self.check_export()?;
         if self.call(|driver| driver.pointer_mem_pool(ptr))? != Some(self.raw()) {
-            let message = format!("{ptr} is in no block of this pool; export it from the pool that it is of");
+            let message = format!(
+                "{ptr} is in no block of this pool; export the block from the pool that allocated it"
+            );
             return Err(Error::invalid_argument(message).on_device(self.driver().device()));
         }
         // An H200's driver (580.159.04) refuses pointers of a pool that was never exported.
@@ -85,14 +88,14 @@ impl MemoryPool {
         let refused = |why: &str| Error::invalid_argument(why).on_device(self.driver().device());
         if !self.is_imported() {
             return Err(refused(
-                "this pool was made here; import blocks into the pool that import_fd returned",
+                "this process made the pool; import blocks into the pool that `import_fd` returned",
             ));
         }
         let opened = self.call(|driver| driver.mem_pool_import_pointer(self.raw(), data));
         let ptr = opened.map_err(|error| match error.kind() {
             ErrorKind::Driver => refused(
-                "it describes no living block of the pool that was imported; export the block again, from \
-                     that pool",
+                "the data describes no live block of the imported pool; export the block again, from that \
+                 pool",
             )
             .caused_by(error),
             _ => error,
@@ -104,8 +107,8 @@ impl MemoryPool {
         self.refuse_import("be exported")?;
         match self.0.origin {
             Origin::Made { props, .. } if !props.handles.contains(HandleTypes::POSIX_FD) => {
-                let message = "the pool was made without file descriptors for other processes; make it with \
-                               handles that are descriptors (handles=fd)";
+                let message = "the pool was made without handles for other processes; make it with file \
+                               descriptors (handles=fd)";
                 Err(Error::invalid_argument(message).on_device(self.driver().device()))
             }
             _ => Ok(()),

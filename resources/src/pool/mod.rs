@@ -18,11 +18,11 @@
 //! To understand the code, read the modules in this order: [`PoolMemoryResource`] and `fast_path`; `cache/`;
 //! `heap/`; `arena` and `heaps`; `store/` (regions and pages); `block_map/` (from an address to its block);
 //! `central/` (reuse between streams, and growth: `ladder` decides, `act` makes the calls); `decay/` (returns
-//! unneeded memory); `oom_advice` (what would have helped a request that failed).
+//! unneeded memory); `oom_advice` (the changes that would have helped a failed request).
 //!
-//! A freed block first goes to a stream cache. There, free neighbours are not joined. Before the pool grows,
-//! it empties the stream caches and joins free neighbours. It also returns the free spans of arenas to the
-//! heap of large blocks. `reclaim` documents the exceptions.
+//! A freed block first goes to a stream cache. Free neighbours in a stream cache are not joined. Before the
+//! pool grows, it empties the stream caches and joins free neighbours. It also returns the free spans of
+//! arenas to the heap of large blocks. `reclaim` documents the exceptions.
 
 pub(crate) mod arena;
 pub(crate) mod cache;
@@ -83,18 +83,19 @@ use crate::process;
 /// A stream reuses the blocks that it has freed, without a driver call. If none of them fits, the pool tries
 /// blocks that other streams have freed, and then grows: see [`Reuse`](crate::Reuse).
 ///
-/// A pool over regions starts with [`initial_bytes`](PoolOptions::initial_bytes). Each new region is twice as
-/// large as the one before, up to an eighth of the pool's memory. If upstream refuses a region, the pool asks
-/// for a smaller one, down to the size of the request. It returns fully free regions at three times: on
-/// [`trim`](DeviceMemoryResource::trim), before it grows to a new peak, and before a request fails.
+/// A pool that uses regions first allocates [`initial_bytes`](PoolOptions::initial_bytes). Each new region is
+/// twice as large as the one before, up to an eighth of the pool's memory. If upstream refuses a region, the
+/// pool asks for a smaller one, down to the size of the request. The pool returns fully free regions at three
+/// times: on [`trim`](DeviceMemoryResource::trim), before it grows to a new peak, and before a request fails.
 ///
-/// The pool rounds the size of a request up to a multiple of 256 bytes. Between 16 KiB and 1 MiB, it rounds
-/// up to one of 32 sizes for each power of two, which adds at most 3.1 %. The pool refuses to free a pointer
-/// that is not the start of a live block, or whose block has a different size.
+/// The pool rounds the size of each request up to a multiple of 256 bytes. It rounds requests from 16 KiB to
+/// 1 MiB further, which adds at most 3.1 % to their size. There are 32 rounded sizes for each power of two.
+/// The pool refuses to free a pointer that is not the start of a live block, or whose block has a different
+/// size.
 ///
-/// While any thread captures a graph, the pool's calls keep the graph valid. But a block that is freed during
-/// a capture may be allocated again, although the graph writes to it at each launch: see "Captured graphs" of
-/// [`DeviceMemoryResource`].
+/// While any thread captures a graph, the pool's calls keep the graph valid. But each launch of the graph
+/// writes to the blocks that were freed during the capture, and the pool may have allocated these blocks
+/// again. See "Captured graphs" of [`DeviceMemoryResource`].
 ///
 /// ```
 /// use millpond_core::{DeviceMemoryResource, DeviceMemoryResourceExt, StreamRef};
@@ -209,8 +210,8 @@ impl<R: DeviceMemoryResource> PoolMemoryResource<R> {
             .with_heaps(|heaps| heaps.store.pages().map_or(Vec::new(), |pages| pages.backing().peers()))
     }
 
-    /// Gives another device access to the pool's memory, present and future. The call takes about as long as
-    /// one `cuMemSetAccess` for each handle of the pool.
+    /// Gives another device access to the memory that the pool holds now and to memory that it maps later.
+    /// The call takes about as long as one `cuMemSetAccess` for each handle of the pool.
     ///
     /// # Errors
     /// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) for a device that cannot access this
@@ -284,8 +285,8 @@ impl<R: DeviceMemoryResource> PoolMemoryResource<R> {
         self.options
     }
 
-    /// Runs one step of the pool's [`Decay`]: gives memory that the pool has not needed recently back to the
-    /// driver. Returns the number of bytes given back. `now` is the time since a fixed moment, which must be
+    /// Runs one step of the pool's [`Decay`]: returns memory that the pool has not needed recently to the
+    /// driver. Returns the number of bytes released. `now` is the time since a fixed moment, which must be
     /// the same for all calls. The step does not wait for the device.
     ///
     /// On a real device, a thread of the library runs these steps by its own clock. On a simulated device,
@@ -299,13 +300,14 @@ impl<R: DeviceMemoryResource> PoolMemoryResource<R> {
         self.decay.as_ref().map_or(Ok(0), step)
     }
 
-    /// Gives unused memory back until the pool holds `keep_bytes`. It gives back only memory on which all
-    /// work is done, and may give back only a part of it. Returns the number of bytes given back; 0 means
-    /// that there are no more. Unlike [`trim`](DeviceMemoryResource::trim), this call does not wait for the
-    /// device, and makes a bounded number of driver calls.
+    /// Releases unused memory to the driver until the pool holds `keep_bytes`. A call releases only memory on
+    /// which all work is done, and may release only a part of it. Returns the number of bytes released; 0
+    /// means that no more can be released. Unlike [`trim`](DeviceMemoryResource::trim), this call does not
+    /// wait for the device, and makes a bounded number of driver calls.
     ///
-    /// The call does nothing in three cases: the pool holds regions (returning one waits for the device), the
-    /// pool is busy with another request, or `stream` captures a graph.
+    /// The call does nothing if the pool is busy with another request, or if `stream` captures a graph. It
+    /// also does nothing if the pool uses regions, because a pool must wait for the device before it returns
+    /// a region.
     ///
     /// ```
     /// use millpond_core::{DeviceMemoryResourceExt, StreamRef};

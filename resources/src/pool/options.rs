@@ -40,9 +40,9 @@ pub struct PoolOptions {
 /// Whether a pool maps physical memory itself, with the driver's virtual memory management, or allocates
 /// regions from upstream.
 ///
-/// A pool that maps pages can combine free memory from several places into one block. So it holds little more
-/// than its live bytes. CUDA's legacy IPC handles cannot share its blocks with other processes. To share
-/// blocks, use `pages=off` with these handles, or `share=fd` with file descriptors.
+/// A pool that maps pages can combine free memory from several places into one block. So such a pool holds
+/// little more than its live bytes. Its blocks cannot be shared with other processes through CUDA's legacy
+/// IPC handles. To share blocks, use `pages=off` with these handles, or `share=fd` with file descriptors.
 ///
 /// A pool maps pages only if it is directly above `cuda`. Over a wrapper (`cuda+statistics+pool`), `auto`
 /// means `off`, and the pool logs a warning. So put wrappers above the pool.
@@ -69,7 +69,7 @@ impl FromStr for PagesMode {
             "auto" => Ok(Self::Auto),
             "on" => Ok(Self::On),
             "off" => Ok(Self::Off),
-            other => Err(Error::invalid_argument(format!("pages are auto, on or off, not `{other}`"))),
+            other => Err(Error::invalid_argument(format!("`pages` must be auto, on or off, not `{other}`"))),
         }
     }
 }

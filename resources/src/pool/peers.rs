@@ -9,8 +9,8 @@ use millpond_core::{DeviceId, Driver, Error, Result};
 /// Which other devices of the machine may access a pool's memory, if the pool maps pages.
 ///
 /// Another device can access mapped memory only if the mapping itself gives it access. It is not enough to
-/// enable peer access (`cudaDeviceEnablePeerAccess`). Each device with access makes each mapping slower, by
-/// the time of one `cuMemSetAccess`.
+/// enable peer access (`cudaDeviceEnablePeerAccess`). For each device that has access, mapping memory takes
+/// the time of one more `cuMemSetAccess`.
 ///
 /// In a stack's text: `peers=auto` (the default), `peers=none`, or device numbers such as `peers=0/1`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -94,7 +94,8 @@ impl FromStr for Peers {
                 let ordinals: std::result::Result<Vec<u32>, _> =
                     list.split('/').map(|ordinal| ordinal.trim().parse()).collect();
                 let ordinals = ordinals.map_err(|_| {
-                    let wrong = format!("peers are auto, none, or device numbers such as 0/1, not `{list}`");
+                    let wrong =
+                        format!("`peers` must be auto, none, or device numbers such as 0/1, not `{list}`");
                     Error::invalid_argument(wrong)
                 })?;
                 Ok(Self::Only(PeerList::new(&ordinals)?))
@@ -137,7 +138,7 @@ impl FromStr for Share {
         match text.trim() {
             "none" => Ok(Self::None),
             "fd" => Ok(Self::Fd),
-            other => Err(Error::invalid_argument(format!("share is none or fd, not `{other}`"))),
+            other => Err(Error::invalid_argument(format!("`share` must be none or fd, not `{other}`"))),
         }
     }
 }

@@ -5,19 +5,20 @@ use std::str::FromStr;
 
 use millpond_core::{Error, Result};
 
-/// The ways in which a resource may reuse blocks that other streams have freed. Together they are a part of
-/// the reuse ladder, the steps that a resource tries for each request. The resource always tries the other
-/// steps: blocks of the requesting stream, growth, and reclaim.
+/// The ways in which a resource may reuse blocks that other streams have freed. Each way is a step that the
+/// resource tries for a request. Three further steps cannot be turned off: it reuses blocks of the requesting
+/// stream, grows, and synchronises with the device to reclaim blocks.
 ///
 /// In a stack's text: `reuse=ordered/completed/waited` (the default), any of the three, or `reuse=own` for
-/// none. CUDA's names for the driver's pools are in parentheses below.
+/// none. The names in parentheses below are the names of CUDA's settings for the driver's pools.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct Reuse {
-    /// Reuse blocks of streams that the requesting stream is already ordered after (follow event
-    /// dependencies).
+    /// Reuse a block of another stream if the requesting stream is already ordered after the block's free
+    /// (follow event dependencies).
     pub ordered: bool,
-    /// Reuse blocks of streams if the device has reached the stream's recorded event (opportunistic).
+    /// Reuse a block of another stream if the device has reached that stream's recorded event
+    /// (opportunistic).
     pub completed: bool,
     /// If the pool cannot grow, make the requesting stream wait for another stream's event, and reuse that
     /// stream's blocks (internal dependencies).
@@ -29,7 +30,7 @@ impl Reuse {
 
     /// All steps.
     pub const ALL: Self = Self { ordered: true, completed: true, waited: true };
-    /// None of the ways: a stream gets no blocks of other streams, unless memory is short.
+    /// No way: a stream gets no blocks of other streams, unless memory is short.
     pub const OWN_STREAM: Self = Self { ordered: false, completed: false, waited: false };
 }
 

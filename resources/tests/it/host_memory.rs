@@ -141,7 +141,7 @@ fn a_device_without_access_to_pageable_memory_has_no_system_memory() {
         assert_eq!(
             error.message(),
             format!(
-                "{} does not reach pageable host memory; use `managed` or `pinned_host` instead",
+                "{} cannot access pageable host memory; use `managed` or `pinned_host` instead",
                 device.device()
             )
         );
@@ -254,9 +254,9 @@ fn wrong_frees_of_host_memory_are_refused() {
     let texts: Vec<String> = misuses.iter().map(ToString::to_string).collect();
     let foreign = |ptr: DevicePtr, bytes: u64| {
         format!(
-            "refused to deallocate {ptr} ({bytes} bytes, stream 0) in `host`: no block in use starts \
-             there: it is another resource's, or it was freed before; give each block back once, to the \
-             resource that allocated it"
+            "refused to deallocate {ptr} ({bytes} bytes, stream 0) in `host`: no live block of this resource \
+             starts there: the block is another resource's, or was freed before; free each block once, on \
+             the resource that allocated it"
         )
     };
     assert_eq!(
@@ -269,7 +269,7 @@ fn wrong_frees_of_host_memory_are_refused() {
             ),
             format!(
                 "refused to deallocate {block} (1000 bytes, stream 0) in `host`: the block belongs to \
-                 another device; give it back to the resource that allocated it"
+                 another device; free it on the resource that allocated it"
             ),
             foreign(block, 1000),
         ]
@@ -286,9 +286,9 @@ fn pinned_memory_refuses_pointers_that_the_driver_does_not_know() {
     });
     assert_eq!(
         misuses[0].to_string(),
-        "refused to deallocate 0x1000 (10 bytes, stream 0) in `pinned_host`: no block in use starts \
-             there: it is another resource's, or it was freed before; give each block back once, to the \
-             resource that allocated it"
+        "refused to deallocate 0x1000 (10 bytes, stream 0) in `pinned_host`: no live block of this resource \
+         starts there: the block is another resource's, or was freed before; free each block once, on the \
+         resource that allocated it"
     );
 }
 
@@ -297,8 +297,8 @@ fn allocators_for_the_host_need_memory_that_it_reaches() {
     let error = HostResource::new(CudaMemoryResource::new(device())).map(drop).unwrap_err();
     assert_eq!(
         error.message(),
-        "the host does not reach the memory of `cuda`; build the stack on `host`, `pinned_host`, `managed` \
-         or `system`"
+        "the host cannot access the memory of `cuda`; build the stack on `host`, `pinned_host`, `managed` or \
+         `system`"
     );
     for text in ["host", "pinned_host+pool", "managed", "system+pool"] {
         let device = device();
@@ -407,7 +407,7 @@ fn what_a_callback_returns_is_checked() {
     let null = resource(|| Ok(DevicePtr::NULL)).allocate_bytes(10, S).unwrap_err();
     assert!(null.is_out_of_memory(), "{null}");
     let odd = resource(|| Ok(DevicePtr::new(0x101))).allocate_bytes(10, S).unwrap_err();
-    assert_eq!(odd.message(), "the function returned 0x101, which is not aligned to 256 bytes");
+    assert_eq!(odd.message(), "the function returned 0x101, but the address must be a multiple of 256 bytes");
     let own =
         resource(|| Err(Error::invalid_argument("no memory on Sundays"))).allocate_bytes(10, S).unwrap_err();
     assert_eq!((own.message(), own.stack()), ("no memory on Sundays", Some("callback")));

@@ -82,7 +82,7 @@ fn growth(recording: &Recording, sums: &Sums, peak: &Explained) -> Option<Diagno
     let ratio = reserved as f64 / active as f64;
     let evidence = vec![
         format!(
-            "at most {} were reserved, and {} active at the peak: {ratio:.2} times as much",
+            "at most {} were reserved, but only {} were active at the peak: the ratio is {ratio:.2}",
             format_bytes(reserved),
             format_bytes(active)
         ),
@@ -137,14 +137,17 @@ fn held(recording: &Recording, sums: &Sums, moments: &[Explained]) -> Option<Dia
     let waiting = moment.blocks().iter().filter(|block| block.is_held);
     Some(Diagnosis {
         code: "held_by_streams",
-        what: format!("up to {} were freed but waited for other streams (record_stream)", format_bytes(most)),
+        what: format!(
+            "up to {} of freed memory waited for other streams (record_stream)",
+            format_bytes(most)
+        ),
         evidence: vec![
             format!("{} waited; the most at event {}", number_of(sums.held_blocks, "free"), most_at + 1),
             format!("together they held {:.3} GiB-seconds of memory", byte_seconds / f64::from(1 << 30)),
         ],
         holders: holders::by_stack(recording, waiting, HOLDERS),
         fixes: vec![
-            "let the block's own stream wait for the other one before the free, instead of record_stream: \
+            "instead of record_stream, let the block's own stream wait for the other stream before the free: \
              torch.cuda.current_stream().wait_stream(side)"
                 .to_owned(),
             "with NCCL: TORCH_NCCL_AVOID_RECORD_STREAMS=1".to_owned(),
@@ -164,7 +167,7 @@ fn rounding(recording: &Recording, peak: &Explained, moment: &Moment) -> Option<
         code: ROUNDING,
         what: format!("rounding takes {:.0} % of the active bytes at the peak", 100.0 * share),
         evidence: vec![format!(
-            "{} were requested, {} allocated",
+            "{} were requested, but {} were allocated",
             format_bytes(ledger.requested_bytes),
             format_bytes(ledger.active_bytes)
         )],

@@ -39,16 +39,17 @@ pub struct Explanation {
     pub bound_host_order: Option<u64>,
     /// The same if streams share no memory.
     pub bound_stream_safe: Option<u64>,
-    /// How the end compares with the state in the file, if it has one.
+    /// How the live blocks after the last event compare with the state of memory in the file, if the file has
+    /// one.
     pub state_check: Option<StateCheck>,
-    /// The peak, the failed requests (the first nine and the last), and the end; only the failed requests, if
-    /// the file has no events between them.
+    /// The explained moments: the peak, the failed requests (the first nine and the last), and the end. If
+    /// the file has no events between the failed requests, only these.
     pub moments: Vec<Explained>,
     /// The problems that the evidence shows; empty if there are none.
     pub diagnoses: Vec<Diagnosis>,
     /// The gaps of the recording.
     pub not_known: Vec<Unknown>,
-    /// The lines that make the program record the missing data; `None` if they would add nothing.
+    /// The lines to add to the program so that it records the missing data; `None` if they would add nothing.
     pub lines_to_record: Option<&'static str>,
 }
 
@@ -58,7 +59,7 @@ pub struct Explanation {
 pub struct Verdict {
     /// A name for programs, such as `oom_fragmentation`; the codes of failed requests start with `oom_`.
     pub code: &'static str,
-    /// The verdict as one sentence, with the figures that support it.
+    /// The verdict as a sentence, with the figures that support it.
     pub sentence: String,
 }
 
@@ -75,25 +76,25 @@ pub enum Occasion {
     End,
 }
 
-/// One moment of a recording, with the stacks that hold memory.
+/// One moment of a recording, with the call stacks whose blocks hold memory.
 #[derive(Clone, Debug, Serialize)]
 #[non_exhaustive]
 pub struct Explained {
     /// The occasion.
     pub occasion: Occasion,
-    /// Where the memory was.
+    /// The memory at this moment, by its use.
     #[serde(flatten)]
     pub ledger: Ledger,
     /// The size of the failed request in bytes.
     pub wanted_bytes: Option<u64>,
-    /// The user's line that made the failed request, if the source records its stack.
+    /// The user's line that made the failed request, if the source records the call stack.
     pub wanted_by: Option<String>,
     /// The free bytes of the device, if the source records them.
     pub device_free_bytes: Option<u64>,
     /// The bytes of the device that are neither the allocator's nor free: the context, libraries and other
     /// processes. `None` unless the device's size is given and the source records its free memory.
     pub outside_bytes: Option<u64>,
-    /// The stacks that hold the most memory.
+    /// The call stacks whose blocks hold the most memory.
     pub holders: Vec<Holder>,
 }
 
@@ -107,8 +108,8 @@ pub struct Diagnosis {
     pub what: String,
     /// The evidence in the recording, one sentence each.
     pub evidence: Vec<String>,
-    /// The stacks behind the problem.
+    /// The call stacks whose blocks cause the problem.
     pub holders: Vec<Holder>,
-    /// Lines to paste or to follow.
+    /// Changes that would help: lines to paste, or advice to follow.
     pub fixes: Vec<String>,
 }

@@ -125,7 +125,7 @@ fn lost_to_rounding(
 /// Returns changes of the program that make it fit, as far as its stacks tell.
 fn savings(recording: &Recording, explained: &Explained) -> Vec<String> {
     let mut fixes = vec![
-        "use less memory in the code of the stacks above: a smaller batch, checkpointing, offloading"
+        "use less memory in the code of the call stacks above: a smaller batch, checkpointing, offloading"
             .to_owned(),
     ];
     let active = explained.ledger.active_bytes;
@@ -151,8 +151,8 @@ fn savings(recording: &Recording, explained: &Explained) -> Vec<String> {
         (explained.device_free_bytes, explained.ledger.reserved_bytes, explained.outside_bytes)
     {
         fixes.push(format!(
-            "if the device is much larger than {}, which this process reserved or could still get, another \
-             process or library holds the rest: look with `nvidia-smi`",
+            "this process reserved or could still get {}: if the device is much larger, another process or a \
+             library holds the rest: look with `nvidia-smi`",
             format_bytes(free.saturating_add(reserved))
         ));
     }
@@ -256,13 +256,13 @@ fn without_segments(
         (None, Some(device)) => (
             UNEXPLAINED,
             format!(
-                "{} would have sufficed, and the device has {}: the allocator's waste, a limit of it, or \
-                 another user of the device took the rest",
+                "{} would have sufficed, and the device has {}: the allocator's waste, a limit of the \
+                 allocator, or another user of the device took the rest",
                 bytes(needed),
                 bytes(device)
             ),
             format!(
-                "find a stack that serves it: millpond-replay FILE --device sim:{}",
+                "find a stack that serves the request: millpond-replay FILE --device sim:{}",
                 ByteSize::Bytes(device)
             ),
         ),
@@ -329,8 +329,8 @@ fn other_pool(
     let largest = format_bytes(ledger.largest_free_bytes);
     let what = if is_one_piece {
         format!(
-            "{largest} were free in one piece, but this request could not use it: it belongs to another pool \
-             or stream"
+            "{largest} were free in one piece, but this request could not use that piece, which belongs to \
+             another pool or stream"
         )
     } else {
         let free = format_bytes(ledger.wholly_free_bytes);

@@ -34,8 +34,8 @@ pub(super) fn expandable(recording: &Recording) -> Vec<String> {
         recording.settings().iter().any(|(name, value)| name == "expandable_segments" && value == "True");
     let allocator = Allocator::of(recording);
     let order = "allocate long-lived blocks before short-lived ones";
-    let check = "check with `millpond-replay tune FILE` that this lowers the need: some programs need more with \
-                 it; ";
+    let check = "run `millpond-replay tune FILE` to check that this helps, because some programs need more \
+                 memory with it; ";
     match allocator {
         Allocator::Millpond if is_on => vec![order.to_owned()],
         Allocator::Millpond => {
@@ -48,7 +48,8 @@ pub(super) fn expandable(recording: &Recording) -> Vec<String> {
         _ => vec![
             "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True".to_owned(),
             format!(
-                "{}it does not work with vLLM's sleep mode, or if a library replaces PyTorch's allocator",
+                "{}expandable segments do not work with vLLM's sleep mode, or if a library replaces PyTorch's \
+                 allocator",
                 if recording.has_sums_only() { "" } else { check }
             ),
         ],
@@ -57,7 +58,8 @@ pub(super) fn expandable(recording: &Recording) -> Vec<String> {
 
 /// Returns the line for a program whose sizes repeat little, if its allocator has such a setting.
 pub(super) fn round_up(recording: &Recording) -> Option<String> {
-    let line = "or, if few sizes repeat: PYTORCH_CUDA_ALLOC_CONF=roundup_power2_divisions:8";
+    let line =
+        "or, if most requests have different sizes: PYTORCH_CUDA_ALLOC_CONF=roundup_power2_divisions:8";
     (Allocator::of(recording) != Allocator::Millpond).then(|| line.to_owned())
 }
 

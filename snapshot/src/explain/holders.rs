@@ -13,8 +13,8 @@ pub(super) const HOLDERS: usize = 5;
 /// How many frames of a stack are in `stack` at most.
 const FRAMES: usize = 8;
 
-/// The blocks of one stack at one moment. Stacks that differ only in the frames of PyTorch, of libraries and
-/// of the interpreter are one.
+/// The blocks of one call stack at one moment. Call stacks that differ only in the frames of PyTorch, of
+/// libraries and of the interpreter count as one.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 #[non_exhaustive]
 pub struct Holder {
@@ -22,15 +22,17 @@ pub struct Holder {
     pub bytes: u64,
     /// The number of blocks.
     pub blocks: u64,
-    /// The line of the user, as in `train.py:20 in attention`; or else the line or the operator that tells
-    /// most; or else the reason why there is no stack.
+    /// The line that a person should read first. It is the innermost line of the user's code, as in
+    /// `train.py:20 in attention`, or else another line or an operator. If there is no call stack, it is the
+    /// reason.
     pub lead: String,
-    /// The modules whose `forward` functions lead to the blocks, outermost first: by class if the frames tell
-    /// it, as in `GPT.forward > Block.forward`, or else by line. Or the file of the optimizer.
+    /// The modules whose `forward` functions lead to the blocks, outermost first, as in `GPT.forward >
+    /// Block.forward`. If the frames do not show the classes, modules are named by their lines. If there is
+    /// no module, the file of the optimizer.
     pub module_path: Option<String>,
     /// Whether the backward pass allocated the blocks.
     pub in_backward: bool,
-    /// The number of different stacks. The fields below are of the stack with the most bytes.
+    /// The number of different call stacks. The fields below describe the call stack with the most bytes.
     pub stacks: u64,
     /// The frames, innermost first, at most eight; empty if the source does not record them.
     pub stack: Vec<String>,

@@ -28,7 +28,8 @@ const LEAST_EVENTS: usize = 20;
 const LEAST_SHARE: f64 = 0.25;
 
 /// The advice about a leak.
-const KEPT: &str = "check what these stacks keep: a list of losses without .item(), a cache, a hook";
+const KEPT: &str = "check which objects the code of these call stacks keeps: a list of losses without \
+                    .item(), a cache, a hook";
 
 /// Finds a leak: live memory that grows with each phase, or in each part of the recording.
 pub(super) fn found(recording: &Recording) -> Option<Diagnosis> {
@@ -57,7 +58,7 @@ fn by_phase(recording: &Recording) -> Option<Diagnosis> {
         code: "leak",
         what: format!("live memory grows with each `{name}`: a leak"),
         evidence: vec![format!(
-            "over {} of them it grew every time, from {} to {}",
+            "it grew in each of {}, from {} to {}",
             ends.len(),
             format_bytes(first.1),
             format_bytes(last.1)

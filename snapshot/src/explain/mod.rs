@@ -1,8 +1,8 @@
 //! Explains where the memory of a recorded program is: at its peak, at each failed request, and at its end.
 //!
-//! For each of these moments, an [`Explanation`] has a [`Ledger`](crate::recording::Ledger) and the stacks
-//! that hold the most memory. It also has the [`Diagnosis`]es that the evidence supports, each with lines
-//! that help, and the gaps of the recording.
+//! For each of these moments, an [`Explanation`] has a [`Ledger`](crate::recording::Ledger), and the call
+//! stacks whose blocks hold the most memory. It also has the problems that the evidence shows
+//! ([`Diagnosis`]), each with changes that help, and the gaps of the recording.
 
 mod diagnoses;
 mod explanation;
@@ -30,8 +30,8 @@ use verdict::Case;
 /// How many failed requests are explained at most: the first ones and the last one.
 const MAX_FAILURES: usize = 10;
 
-/// Explains a recording. `device_bytes` is the size of the device, if it is known; otherwise the recording's
-/// own is used, if its source has it.
+/// Explains a recording. `device_bytes` is the size of the device. If it is `None`, the size in the recording
+/// is used, if the recording has one.
 pub fn explain(recording: &Recording, device_bytes: Option<u64>) -> Explanation {
     let device_bytes = device_bytes.or_else(|| recording.device_bytes());
     // Large recordings have millions of blocks, so two threads share the work.

@@ -17,17 +17,17 @@ const LINES: usize = 3;
 pub struct Style {
     /// Whether the text has colours for a terminal.
     pub is_coloured: bool,
-    /// Whether stacks have all frames, with the kind of each.
+    /// Whether call stacks are printed with all frames and the kind of each frame.
     pub has_all_frames: bool,
 }
 
 impl Style {
-    /// Returns the style without colours if not `is_coloured`, with the user's lines only.
+    /// Returns a style that shows only the user's lines, with colours if `is_coloured`.
     pub fn new(is_coloured: bool) -> Self {
         Self { is_coloured, ..Self::default() }
     }
 
-    /// Shows all frames of the stacks, or the user's only.
+    /// Sets whether all frames of call stacks are shown, or only the user's.
     #[must_use]
     pub fn with_all_frames(self, has_all_frames: bool) -> Self {
         Self { has_all_frames, ..self }
@@ -85,7 +85,7 @@ pub fn print(explanation: &Explanation, style: Style, out: &mut impl Write) -> i
     if let Some(check) = explanation.state_check.as_ref().filter(|check| !check.is_equal()) {
         let first = check.first.as_deref().unwrap_or("counts differ");
         let first = plain(first);
-        writeln!(out, "{problem}THE EVENTS DO NOT LEAD TO THE FILE'S STATE{end}; first difference: {first}")?;
+        writeln!(out, "{problem}THE EVENTS CONTRADICT THE FILE'S STATE{end}; first difference: {first}")?;
     }
     let bounds = explanation.bound_host_order.zip(explanation.bound_stream_safe);
     if let Some((host_order, apart)) = bounds.filter(|_| !failures_only) {

@@ -150,7 +150,7 @@ impl Case<'_> {
         let check = self.recording.check().filter(|check| !check.is_equal());
         let unequal = check.map(|check| {
             let why = check.first.as_deref().unwrap_or("counts differ");
-            format!("the events do not lead to the state in it ({why})")
+            format!("the events contradict the memory state in the file ({why})")
         });
         let mut doubts = self.recording.doubts();
         let code =
@@ -188,8 +188,8 @@ impl Case<'_> {
             (self.recording.has_sums_only(), self.recording.has_failures_only());
         let is_partial = self.recording.begins_late() && !has_sums_only && !has_failures_only;
         let doubt = match (self.contradiction(), is_partial) {
-            (Some(_), _) => "; the file contradicts itself, so its figures may be wrong",
-            (None, true) => "; the file begins late, so its figures are the least",
+            (Some(_), _) => "; the file contradicts itself, so these figures may be wrong",
+            (None, true) => "; the file begins late, so the real figures may be higher",
             (None, false) => "",
         };
         let at = match has_sums_only {
@@ -213,7 +213,7 @@ impl Case<'_> {
                 format!("the file contradicts itself: {}", self.contradiction().unwrap_or_default())
             }
             "beyond_device" => format!(
-                "a request for {} is larger than {}; look at what computes this size",
+                "a request for {} is larger than {}; check the code that computes this size",
                 bytes(self.largest),
                 self.device_bytes
                     .map_or("any device".to_owned(), |size| format!("the device, {}", bytes(size)))
@@ -243,7 +243,7 @@ impl Case<'_> {
             "history_missing" => {
                 let doubts: Vec<&str> = self.gaps().collect();
                 format!(
-                    "a part of the history is missing, so a problem may be too: {}; in the rest, {} were \
+                    "a part of the history is missing, so problems may not show: {}; in the rest, {} were \
                      live at most, and no request failed",
                     doubts.join("; "),
                     bytes(sums.peak_live_bytes)
@@ -264,7 +264,7 @@ impl Case<'_> {
         if why.is_empty() {
             why.push("the file has no allocation; record from the program's start to its end");
         }
-        format!("too little was recorded to judge: {}", why.join("; "))
+        format!("too little was recorded for a verdict: {}", why.join("; "))
     }
 
     fn no_problem(&self) -> String {

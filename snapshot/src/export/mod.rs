@@ -1,4 +1,5 @@
-//! Writes a recording in the formats of other tools: stacks at an instant, and live bytes over time.
+//! Writes a recording in the formats of other tools: the call stacks of live blocks at one moment, or live
+//! bytes over time.
 //!
 //! | format | read by |
 //! |---|---|
@@ -32,13 +33,15 @@ use crate::recording::Recording;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum Format {
-    /// JSON for speedscope: the stacks at an instant, in bytes. One profile has the user's frames, with
-    /// the frames of PyTorch and of libraries folded; another has all frames.
+    /// JSON for speedscope: the call stacks of the blocks that are live at one moment, with their bytes. The
+    /// file has two profiles. One shows the user's frames, and folds the frames of PyTorch and of libraries.
+    /// The other one shows all frames.
     Speedscope,
-    /// One line per stack at an instant: its frames, outermost first, with `;` between them, and its bytes.
-    /// The frames are the user's; frames of PyTorch and of libraries are folded.
+    /// One line for each call stack of blocks that are live at one moment: its frames, outermost first, with
+    /// `;` between them, and its bytes. It has the user's frames; frames of PyTorch and of libraries are
+    /// folded.
     Folded,
-    /// The same with all frames.
+    /// The same as [`Folded`](Self::Folded), with all frames.
     AllFrames,
     /// JSON of Chrome's trace events: live and reserved bytes as counters, failed requests and phases.
     Perfetto,
@@ -47,8 +50,9 @@ pub enum Format {
 }
 
 impl Format {
-    /// Writes a recording. `event` is the number of the event whose instant is written, counted from 0;
-    /// `None` means the event with the most live bytes. Formats over time ignore it.
+    /// Writes a recording. For formats that show one moment, `event` is the number of the event after which
+    /// memory is shown, counted from 0. `None` means the event with the most live bytes. Formats over time
+    /// ignore it.
     ///
     /// # Errors
     /// Writing to `out` fails.

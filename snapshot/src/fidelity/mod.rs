@@ -1,10 +1,11 @@
 //! Measures how well the model `torch` predicts what PyTorch did, address by address.
 //!
-//! The requests and frees of a recording drive the model. If the model asks the driver for a segment, it gets
-//! the recorded segment, provided that it comes next and has the requested size. So the record supplies the
-//! addresses of segments, and the model predicts everything else. If the record gives back segments in the
-//! middle of a request, the driver refuses, as it did then. Memory that the program itself gave back
-//! (`empty_cache`) is given back at the recorded event.
+//! The model gets the requests and frees of a recording. If the model asks the driver for a segment, it gets
+//! the next recorded segment, provided that this has the requested size. So the recording supplies the
+//! addresses of segments, and the model predicts everything else. If the recording shows that PyTorch
+//! returned segments in the middle of a request, the driver refused a segment then. So the driver also
+//! refuses the model. If the program itself released memory (`empty_cache`), the model releases it at the
+//! recorded event.
 
 mod memory;
 mod text;
@@ -44,7 +45,7 @@ pub struct Fidelity {
     /// Whether a setting is a share of the limit, and the limit is unknown; the model then ignores the
     /// setting.
     pub lacks_limit: bool,
-    /// Whether the trace has everything since the program's first allocation.
+    /// Whether the trace has all events since the program's first allocation.
     pub is_complete: bool,
     /// The allocations in the trace.
     pub allocations: u64,
@@ -54,10 +55,10 @@ pub struct Fidelity {
     pub segments: u64,
     /// Segments that the model took for the same request with the same size.
     pub same_segment: u64,
-    /// The segments or ranges that PyTorch gave back in the trace.
+    /// The segments or ranges that PyTorch returned to the driver in the trace.
     pub given_back: u64,
-    /// Segments that the model gave back at the same event, or that were free when the program gave them
-    /// back.
+    /// Segments that the model returned at the same event, or that were free in the model when the program
+    /// released them.
     pub same_given_back: u64,
     /// The failed requests in the trace.
     pub failures: u64,
@@ -67,15 +68,16 @@ pub struct Fidelity {
     pub peak_reserved: u64,
     /// The same in the model.
     pub model_peak_reserved: u64,
-    /// One minus the mean difference of reserved bytes, relative to the recorded mean, over all allocations.
+    /// How close the model's reserved bytes are to the recorded ones; 1 if they are equal after each
+    /// allocation. It is 1 minus the sum of all differences divided by the sum of the recorded bytes.
     pub reserved_share: f64,
     /// The first difference.
     pub first: Option<String>,
 }
 
 impl Fidelity {
-    /// Drives the model with a recording. `limit` is the limit that `set_per_process_memory_fraction` set, in
-    /// bytes, because a recording does not hold it.
+    /// Compares the model with a recording. `limit` is the limit in bytes that
+    /// `set_per_process_memory_fraction` set, if the program set one. A recording does not contain it.
     ///
     /// # Errors
     /// A sentence that explains why there is nothing to compare, or which setting cannot be read.
@@ -101,7 +103,7 @@ impl Fidelity {
     fn with(recording: &Recording, settings: Settings) -> Result<Self, String> {
         let has_segments = recording.events().any(|event| is_taken(event.kind));
         if !has_segments {
-            return Err("has no segments to compare with: only memory snapshots of PyTorch do".to_owned());
+            return Err("has no segments to compare with: only PyTorch memory snapshots have them".to_owned());
         }
         let is_of_device =
             |event: &Event| event.address.checked_add(event.bytes).is_some_and(|end| end <= ELSEWHERE);

@@ -1,6 +1,6 @@
-//! A frame of a stack.
+//! A frame of a call stack.
 
-/// A frame of a stack.
+/// A frame of a call stack.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 #[expect(clippy::exhaustive_structs, reason = "a frame has no other part")]
 pub struct Frame<'a> {

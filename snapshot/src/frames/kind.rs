@@ -19,7 +19,7 @@ pub enum Kind {
     Autograd,
     /// An allocator.
     Allocator,
-    /// The code that recorded the stack.
+    /// The code that recorded the call stack.
     Recorder,
     /// The interpreter, its standard library, and the start of programs and threads.
     Interpreter,

@@ -1,8 +1,9 @@
-//! Tells whose code a frame is, and which line of a stack is the user's.
+//! Finds out whose code each frame of a call stack is, and which line is the user's.
 //!
-//! PyTorch's stacks begin with its recorder, its allocator and its dispatcher, and end with the interpreter.
-//! [`classify`] sorts frames into [`Kind`]s by a table of rules. [`UserStack`] has the frames that a person
-//! looks for: the innermost line of the user's own code leads.
+//! The call stacks in PyTorch's snapshots begin with the frames of its recorder, its allocator and its
+//! dispatcher, and end with the interpreter. [`classify`] finds the [`Kind`] of a frame by a table of rules.
+//! [`UserStack`] selects the frames that a person looks for. The first of them is the innermost line of the
+//! user's own code.
 
 mod frame;
 mod glob;

@@ -10,7 +10,7 @@ const NO_STACK: &str = "(no stack)";
 /// The most parts of a path of modules that are named.
 const MAX_MODULES: usize = 6;
 
-/// What a person should read first of a stack.
+/// The part of a call stack that a person should read first.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 #[non_exhaustive]
 pub enum Lead {
@@ -18,11 +18,11 @@ pub enum Lead {
     Frame(usize),
     /// An operator of PyTorch, because no frame has a line: as in `aten::mm in MmBackward0`.
     Operator(String),
-    /// The stack has no frames.
+    /// The call stack has no frames.
     None,
 }
 
-/// A part of a stack in a flame graph.
+/// A part of a call stack in a flame graph.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum Part {
@@ -32,7 +32,7 @@ pub enum Part {
     Folded(String),
 }
 
-/// How many frames of a stack are not shown, by their owner.
+/// How many frames of a call stack are not shown, by their owner.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 #[non_exhaustive]
 pub struct Folded {
@@ -46,7 +46,7 @@ pub struct Folded {
     pub interpreter: usize,
 }
 
-/// A stack, with the frames that its user looks for.
+/// A call stack, with the frames that a person looks for.
 ///
 /// ```
 /// use millpond_snapshot::frames::{Frame, UserStack};
@@ -80,7 +80,7 @@ pub(crate) struct Key<'a> {
 }
 
 impl<'a> UserStack<'a> {
-    /// Classifies the frames of a stack, innermost first.
+    /// Classifies the frames of a call stack, innermost first.
     pub fn new(frames: impl IntoIterator<Item = Frame<'a>>) -> Self {
         Self::of(frames.into_iter().map(|frame| (frame, super::classify(frame))).collect())
     }
@@ -97,14 +97,14 @@ impl<'a> UserStack<'a> {
         &self.frames
     }
 
-    /// Returns the indices of the frames to show, innermost first: the user's frames; or else
-    /// frames of libraries; or else frames of PyTorch's Python code. The lead is the first, unless it is an
-    /// operator.
+    /// Returns the indices of the frames to show, innermost first. These are the user's frames, or else
+    /// frames of libraries, or else frames of PyTorch's Python code. The first of them is the
+    /// [lead](Self::first), unless the lead is an operator.
     pub fn shown(&self) -> &[usize] {
         &self.shown
     }
 
-    /// Returns what a person should read first.
+    /// Returns the part that a person should read first.
     pub fn first(&self) -> &Lead {
         &self.lead
     }
@@ -114,8 +114,8 @@ impl<'a> UserStack<'a> {
         self.in_backward
     }
 
-    /// Returns the first line for people, as in `train.py:20 in attention`. Files of the user are named from
-    /// `folder` on.
+    /// Returns the part that a person should read first as text, as in `train.py:20 in attention`. The paths
+    /// of the user's files are relative to `folder`.
     pub fn lead(&self, folder: &str) -> String {
         match &self.lead {
             Lead::Frame(at) => self.text(*at, folder),
@@ -124,7 +124,7 @@ impl<'a> UserStack<'a> {
         }
     }
 
-    /// Returns a frame for people. Files of the user are named from `folder` on.
+    /// Returns a frame as text. The paths of the user's files are relative to `folder`.
     pub fn text(&self, at: usize, folder: &str) -> String {
         let Some(&(frame, _)) = self.frames.get(at) else { return String::new() };
         let name = if is_native(frame) { qualified(frame.function) } else { frame.function.to_owned() };
@@ -136,10 +136,10 @@ impl<'a> UserStack<'a> {
         }
     }
 
-    /// Returns the modules whose `forward` functions lead to the block, outermost first: by class if the
-    /// frames tell it, as in `GPT.forward > Block.forward`, or else by line, as in
-    /// `forward: model.py:40 > :22`. Without modules, returns the optimizer's file, as in
-    /// `torch/optim/adamw.py`. `None` if they tell no more than the lead.
+    /// Returns the modules whose `forward` functions lead to the block, outermost first, as in `GPT.forward >
+    /// Block.forward`. If the frames do not show the classes, modules are named by line, as in `forward:
+    /// model.py:40 > :22`. Without modules, the result is the optimizer's file, as in `torch/optim/adamw.py`.
+    /// `None` if the result would say no more than the lead.
     pub fn module_path(&self) -> Option<String> {
         let modules = self.modules();
         let is_lead = |frame| matches!(self.lead, Lead::Frame(at) if self.frames[at].0 == frame);
@@ -210,8 +210,8 @@ impl<'a> UserStack<'a> {
         folded
     }
 
-    /// Returns the stack for a flame graph, outermost first: the frames to show and the modules, and one part
-    /// for each owner of the frames that these call.
+    /// Returns the call stack for a flame graph, outermost first: the frames to show, and the modules. Frames
+    /// that these frames call are folded to one part for each owner.
     pub fn parts(&self) -> Vec<Part> {
         let modules = self.modules();
         let is_kept = |at: usize| self.shown.contains(&at) || modules.contains(&self.frames[at].0);
@@ -264,8 +264,7 @@ impl<'a> UserStack<'a> {
 }
 
 impl Folded {
-    /// Returns the counts for people, as in `9 frames of PyTorch, 2 of libraries`; `None` if nothing is
-    /// folded.
+    /// Returns the counts as text, as in `9 frames of PyTorch, 2 of libraries`; `None` if nothing is folded.
     pub fn text(&self) -> Option<String> {
         let owners = [
             (self.pytorch, "PyTorch"),

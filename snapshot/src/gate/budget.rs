@@ -25,19 +25,19 @@ pub struct Budget {
     /// The most requested bytes that are live at one time.
     #[serde(default)]
     pub peak_allocated_bytes: Option<u64>,
-    /// How far they may exceed it, in percent; 0 for not at all.
+    /// By how many percent a recording may exceed `peak_allocated_bytes`; 0 for not at all.
     #[serde(default)]
     pub allocated_tolerance_percent: f64,
     /// The most bytes that the allocator has from the driver at one time.
     #[serde(default)]
     pub peak_reserved_bytes: Option<u64>,
-    /// How far they may exceed it, in percent.
+    /// By how many percent a recording may exceed `peak_reserved_bytes`.
     #[serde(default = "reserved_tolerance")]
     pub reserved_tolerance_percent: f64,
-    /// The most reserved bytes over the least that any allocator needs.
+    /// The highest ratio of the peak of reserved bytes to the fewest bytes that any allocator needs.
     #[serde(default)]
     pub reserved_over_bound: Option<f64>,
-    /// The most failed requests.
+    /// The highest number of failed requests.
     #[serde(default)]
     pub failures: Option<u64>,
 }
@@ -52,7 +52,7 @@ fn reserved_tolerance() -> f64 {
 pub struct BudgetError(String);
 
 impl Budget {
-    /// Returns the budget that a recording just meets.
+    /// Returns the tightest budget that a recording meets.
     pub fn of(recording: &Recording) -> Self {
         let sums = recording.sums();
         let ratio = sums.peak_reserved_bytes.filter(|_| sums.peak_live_bytes > 0);
@@ -112,17 +112,21 @@ impl fmt::Display for Budget {
         if let Some(bytes) = self.peak_reserved_bytes {
             writeln!(
                 f,
-                "\n# The most bytes from the driver at one time; the allocator's history affects them."
+                "\n# The most bytes that the allocator has from the driver at one time. They depend on its \
+                 history."
             )?;
             writeln!(f, "peak_reserved_bytes = {bytes}")?;
             writeln!(f, "reserved_tolerance_percent = {:?}", self.reserved_tolerance_percent)?;
         }
         if let Some(ratio) = self.reserved_over_bound {
-            writeln!(f, "\n# Reserved bytes over the least that any allocator needs.")?;
+            writeln!(
+                f,
+                "\n# The most reserved bytes, divided by the fewest bytes that any allocator needs."
+            )?;
             writeln!(f, "reserved_over_bound = {ratio:?}")?;
         }
         if let Some(failures) = self.failures {
-            writeln!(f, "\n# Requests that fail.\nfailures = {failures}")?;
+            writeln!(f, "\n# The number of failed requests.\nfailures = {failures}")?;
         }
         Ok(())
     }

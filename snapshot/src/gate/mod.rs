@@ -1,8 +1,8 @@
 //! Compares the memory of a recording with a budget, to fail a build if its memory grows.
 //!
-//! A [`Budget`] is a small TOML file. A program allocates the same in each run of the same work, so its peak
-//! is compared exactly, unless the budget tolerates more. Reserved bytes depend on the allocator's history,
-//! so they have a tolerance of 2 %, unless the budget sets another.
+//! A [`Budget`] is a small TOML file. In each run of the same work, a program allocates the same. So its peak
+//! of live bytes is compared exactly, unless the budget sets a tolerance. Reserved bytes depend on the
+//! allocator's history, so their tolerance is 2 %, unless the budget sets another one.
 
 mod budget;
 mod print;
@@ -24,8 +24,8 @@ pub enum Quantity {
     PeakAllocated,
     /// The most bytes that the allocator had from the driver at one time.
     PeakReserved,
-    /// The most reserved bytes over the least that any allocator needs in host order: the peak of live
-    /// memory.
+    /// The ratio of the peak of reserved bytes to the fewest bytes that any allocator needs if streams share
+    /// memory: the peak of live memory.
     ReservedOverBound,
     /// The failed requests.
     Failures,
@@ -49,7 +49,7 @@ impl Quantity {
 pub struct Check {
     /// The quantity.
     pub quantity: Quantity,
-    /// The recording's value; `None` if it has none, which never meets a budget.
+    /// The recording's value; `None` if the recording has none. Then the check fails.
     pub measured: Option<f64>,
     /// The most that the budget allows, including its tolerance.
     pub most: f64,
@@ -69,8 +69,8 @@ pub struct Gate {
     pub is_within: bool,
     /// Each quantity that the budget names.
     pub checks: Vec<Check>,
-    /// The fewest bytes that any allocator needs for the blocks and the failed requests, in host order;
-    /// `None` if all sizes together exceed 64 bits.
+    /// The fewest bytes that any allocator needs for the blocks and the failed requests, if streams share
+    /// memory in the order of the host's calls. `None` if all sizes together exceed 64 bits.
     pub bound_host_order: Option<u64>,
     /// The same if streams share no memory.
     pub bound_stream_safe: Option<u64>,

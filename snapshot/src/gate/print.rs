@@ -27,7 +27,7 @@ impl Check {
         let (measured, most) = (self.shown(self.measured), self.shown(Some(self.most)));
         match self.measured {
             Some(_) => format!("{measured}, the budget allows {most}"),
-            None => format!("the file does not say, the budget allows {most}"),
+            None => format!("the file does not have this figure, the budget allows {most}"),
         }
     }
 }

@@ -35,49 +35,48 @@ const SQLITE: &[u8] = b"SQLite format 3\0";
 const OTHERS: &[(&[u8], &str)] = &[
     (
         b"\x80\x02\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19.",
-        "is a checkpoint of an old torch.save, which holds weights and no memory events; write a snapshot \
-         with \
-         torch.cuda.memory._dump_snapshot(\"snapshot.pickle\")",
+        "is a checkpoint in torch.save's old format: it holds weights, but no memory events; write a \
+         snapshot with torch.cuda.memory._dump_snapshot(\"snapshot.pickle\")",
     ),
     (
         b"PK\x03\x04",
-        "is a zip file, as torch.save writes for checkpoints: it holds weights and no memory events; if it \
-         holds a snapshot, \
-         unpack it; else write one with torch.cuda.memory._dump_snapshot(\"snapshot.pickle\")",
+        "is a zip file, such as a checkpoint of torch.save, which holds no memory events; if it holds a \
+         snapshot, unpack it; else write a snapshot with \
+         torch.cuda.memory._dump_snapshot(\"snapshot.pickle\")",
     ),
-    (b"\x7fELF", "is a program or a library (ELF); name the file that it wrote"),
+    (b"\x7fELF", "is a program or a library (ELF); name the file that the program wrote"),
     (
         b"memray",
-        "is a recording of memray, which has the host's memory only; with PyTorch, write a snapshot with \
+        "is a memray recording, which shows only the host's memory; with PyTorch, write a snapshot with \
          torch.cuda.memory._dump_snapshot(\"snapshot.pickle\")",
     ),
     (
         b"NVR\0",
-        "is a report of Nsight Compute, which has no memory events; profile with Nsight Systems: \
-         `nsys profile --cuda-memory-usage=true` and `nsys export --type sqlite`",
+        "is an Nsight Compute report, which has no memory events; profile with Nsight Systems: `nsys profile \
+         --cuda-memory-usage=true` and `nsys export --type sqlite`",
     ),
-    (b"MZ", "is a program of Windows; name the file that it wrote"),
+    (b"MZ", "is a Windows program; name the file that the program wrote"),
     (
         b"PAR1",
-        "is a Parquet file; if it is an export of Nsight Systems, export again with \
-         `nsys export --type sqlite`",
+        "is a Parquet file; if it is an Nsight Systems export, export it again with `nsys export --type \
+         sqlite`",
     ),
     (
         b"ARROW1",
-        "is an Arrow file; if it is an export of Nsight Systems, export again with `nsys export --type \
+        "is an Arrow file; if it is an Nsight Systems export, export it again with `nsys export --type \
          sqlite`; else export a CSV with RMM's columns",
     ),
     (
         b"\xff\xff\xff\xff",
-        "may be a stream of Arrow; if it is an export of Nsight Systems, export again with `nsys export \
-         --type sqlite`",
+        "may be an Arrow stream; if it is an Nsight Systems export, export it again with `nsys export --type \
+         sqlite`",
     ),
     (
         b"\x89HDF\r\n",
-        "is an HDF5 file; if it is an export of Nsight Systems, export again with `nsys export --type \
-         sqlite`; weights hold no memory events",
+        "is an HDF5 file; if it is an Nsight Systems export, export it again with `nsys export --type \
+         sqlite`; a file of weights has no memory events",
     ),
-    (b"\x93NUMPY", "is an array of NumPy, which holds no memory events"),
+    (b"\x93NUMPY", "is a NumPy array, which holds no memory events"),
     (b"GGUF", "is a model (GGUF), which holds no memory events"),
     (b"BZh", "is packed with bzip2; unpack it first (`bunzip2`), or pack it with gzip or zstd"),
     (b"\xfd7zXZ\0", "is packed with xz; unpack it first (`unxz`), or pack it with gzip or zstd"),
@@ -88,33 +87,31 @@ const OTHERS: &[(&[u8], &str)] = &[
     (b"\xff\xd8\xff", "is a picture, which holds no memory events; name the file that the viewer showed"),
 ];
 
-const CORE: &str = "is a core file, an image of a process that crashed: the memory of the GPU is not in it; \
-                    with PyTorch, write a snapshot with \
-                    torch.cuda.memory._dump_snapshot(\"snapshot.pickle\")";
+const CORE: &str = "is a core file of a crashed process, which does not contain the GPU's memory; with \
+                    PyTorch, write a snapshot with torch.cuda.memory._dump_snapshot(\"snapshot.pickle\")";
 
-const XPLANE: &str = "is a profile of XLA (xplane.pb), which is not read; save the live buffers with \
-                      jax.profiler.save_device_memory_profile(\"memory.prof\"), or name the log with the \
-                      allocator's dump";
+const XPLANE: &str = "is an XLA profile (xplane.pb), which cannot be imported; save the live buffers with \
+                      jax.profiler.save_device_memory_profile(\"memory.prof\"), or name a log that contains \
+                      the allocator's dump";
 
-const JSON: &str = "is JSON, which cannot be imported: a PyTorch snapshot is a pickle (`_dump_snapshot`), \
-                    an export \
-                    of Nsight Systems is SQLite (`nsys export --type sqlite`), a log is CSV";
+const JSON: &str = "is JSON, which cannot be imported: a PyTorch snapshot is a pickle (`_dump_snapshot`), an \
+                    Nsight Systems export is SQLite (`nsys export --type sqlite`), and a log is CSV";
 
-const NSYS_REPORT: &str = "is a report of Nsight Systems, which only its own tools read: export it with \
+const NSYS_REPORT: &str = "is an Nsight Systems report, which only Nsight Systems can read; export it with \
                            `nsys export --type sqlite`";
 
 const EMPTY: &str = "is empty";
 
-const UNKNOWN_TEXT: &str = "is text in an unknown format: a log has the columns \
-                            Thread,Time,Action,Pointer,Size,Stream, minimalloc's CSV id,lower,upper,size; no \
-                            line is a message of PyTorch, TensorFlow or XLA that memory ran out, RMM's debug \
-                            log, or a leak of compute-sanitizer";
+const UNKNOWN_TEXT: &str = "is text in an unknown format; a log has the columns \
+                            Thread,Time,Action,Pointer,Size,Stream, and minimalloc's CSV has \
+                            id,lower,upper,size. No line is an out-of-memory message of PyTorch, TensorFlow \
+                            or XLA, is from RMM's debug log, or is a leak from compute-sanitizer";
 
-const UNKNOWN: &str = "has an unknown format; known are PyTorch's memory snapshots, traces of \
-                       torch.profiler, JAX's device memory profiles, logs with RMM's columns, minimalloc's \
-                       CSV, SQLite exports of Nsight Systems and texts with messages that memory ran out, \
-                       plain or compressed with gzip or zstd; export a report of Nsight Systems (.nsys-rep, \
-                       .qdrep) with `nsys export --type sqlite`";
+const UNKNOWN: &str = "has an unknown format. Known formats are PyTorch memory snapshots, torch.profiler \
+                       traces, JAX's device memory profiles, logs with RMM's columns, minimalloc's CSV, \
+                       SQLite exports from Nsight Systems, and texts with out-of-memory messages. Files may \
+                       be compressed with gzip or zstd. Export an Nsight Systems report (.nsys-rep, .qdrep) \
+                       with `nsys export --type sqlite`";
 
 /// Recognises a file by its first bytes, or by the whole file if it is short.
 pub(super) fn found(head: &[u8]) -> Found {
@@ -141,7 +138,7 @@ pub(super) fn found(head: &[u8]) -> Found {
     }
     // A length, then a JSON header.
     if head.get(8..10) == Some(b"{\"") && head[4..8] == [0; 4] {
-        return Found::Other("is a file of weights (safetensors), which holds no memory events");
+        return Found::Other("is a file of weights (safetensors), which has no memory events");
     }
     // A log with damaged rows is still a log; its reader names the row.
     if matches!(head.first(), Some(0xef | b'A'..=b'Z' | b'a'..=b'z')) {

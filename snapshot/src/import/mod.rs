@@ -1,6 +1,7 @@
-//! Imports recordings of other programs: files of every format become one [`Recording`].
+//! Imports files that other programs wrote. A file of any known format becomes a [`Recording`].
 //!
-//! The content of a file decides its format, never its name. It may be compressed with gzip or zstd:
+//! The reader recognises a format by the file's content, never by the file's name. A file may be compressed
+//! with gzip or zstd.
 //!
 //! | file | parts that are read |
 //! |---|---|
@@ -11,16 +12,17 @@
 //! | RMM's debug log | failed requests; at the level `TRACE`, blocks |
 //! | minimalloc's CSV | lifetimes and sizes |
 //! | Nsight Systems | its SQLite export, with the feature `nsys` |
-//! | JAX | its device memory profile: live buffers with stacks |
-//! | text with PyTorch's message that memory ran out | its figures, and the traceback before it |
+//! | JAX | its device memory profile: live buffers with call stacks |
+//! | text with PyTorch's out-of-memory message | its figures, and the traceback before it |
 //! | text with a dump of the allocator of TensorFlow or XLA | chunks, or their sums |
-//! | text of compute-sanitizer | leaks with stacks |
+//! | text of compute-sanitizer | leaks with call stacks |
 //!
 //! The last four are states: the memory at one moment, without the events before it.
 //!
-//! A snapshot is a pickle, and Python runs whatever code a pickle asks for. This reader knows only plain
-//! data. It imports, calls and builds nothing, and refuses each file that asks for more, with a sentence. The
-//! file's size and [`Options::memory`] bound the memory, whatever the file contains.
+//! A snapshot is a pickle, and Python runs whatever code a pickle asks for. This reader accepts only plain
+//! data: it never runs code that a file names. If a file contains more than plain data, the reader refuses
+//! it, and the error says why. Whatever a file contains, an import uses no more memory than the size of the
+//! file and [`Options::memory`] together.
 
 mod bytes;
 mod csv;
@@ -83,7 +85,7 @@ pub fn open(path: &Path, options: &Options) -> Result<Recording, LogError> {
 /// Imports the data of a reader; `name` stands for the file in errors.
 ///
 /// # Errors
-/// The errors of [`open`]; and a database cannot be read in this way.
+/// The errors of [`open`]. Also an error for a SQLite database, which can only be opened as a file.
 pub fn read(
     name: impl Into<String>,
     raw: impl Read + Send,
@@ -92,9 +94,9 @@ pub fn read(
     sized(name.into(), raw, 0, options)
 }
 
-/// Returns whether the log reader should read a file with this start: an empty file, a file with RMM's
-/// columns whose lines are all rows as far as the start shows, or a file that cannot be decompressed. The log
-/// reader has the best error for these.
+/// Returns whether the log reader should read a file with this start. It should read three kinds of files:
+/// empty files, files that cannot be decompressed, and files with RMM's columns whose first lines are all
+/// rows. The log reader has the best error messages for these.
 pub fn is_for_log_reader(head: &[u8]) -> bool {
     let unpacked = Unpacked::new(head).and_then(|mut unpacked| unpacked.start(START_BYTES));
     unpacked.map_or(true, |start| detect::is_for_log_reader(&start))
@@ -130,9 +132,10 @@ fn content(
         },
         Found::Rmm => csv::import(name, whole, options, budget),
         Found::Minimalloc => minimalloc::import(name, whole, budget),
-        Found::Sqlite => {
-            Err(Refusal::new("is a database of SQLite, which must be an uncompressed file: name the file"))
-        }
+        Found::Sqlite => Err(Refusal::new(
+            "is a SQLite database, which cannot be read from a pipe or from a compressed file; unpack it, \
+             and name the file",
+        )),
         Found::Trace => trace::import(name, whole, options, budget),
         Found::Pprof => pprof::import(name, whole, options, budget),
         Found::Text(unknown) => text::import(name, whole, unknown, options, budget),
@@ -159,7 +162,7 @@ fn database(path: &Path, name: &str, options: &Options, budget: &mut Budget) -> 
 #[cfg(not(feature = "nsys"))]
 fn database(_: &Path, _: &str, _: &Options, _: &mut Budget) -> Result<Recording, Refusal> {
     Err(Refusal::new(
-        "is a database of SQLite, but this program was built without the feature `nsys`, which reads it",
+        "is a SQLite database, but this program cannot read it: it was built without the feature `nsys`",
     ))
 }
 

@@ -121,7 +121,7 @@ impl States {
             let lane = recording.add_lane(Lane { pool, ..Lane::default() }, budget)?;
             let kind = EventKind::Allocate;
             let event = Event { address, bytes, lane, stack, tag, is_before, ..Event::new(kind) };
-            // The sizes of a state are those of its allocator: they need no rounding.
+            // The sizes of a state come from its allocator, so they need no rounding.
             if has_segments && bytes > 0 {
                 recording.set_rounded_bytes(recording.len(), bytes, budget)?;
             }

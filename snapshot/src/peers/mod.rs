@@ -1,4 +1,4 @@
-//! Models of other allocators, which tell what these would have done with a log.
+//! Models of other allocators. They show how these allocators would have served a log.
 //!
 //! | model | in text | of |
 //! |---|---|---|
@@ -6,8 +6,8 @@
 //! | `rmm_pool` | `rmm_pool:initial=1GiB` | RMM's pool memory resource |
 //! | `rmm_arena` | `rmm_arena:size=8GiB` | RMM's arena memory resource |
 //!
-//! A model stands first in a stack, as `cuda` does. It takes its memory with the original's driver calls, so
-//! all tables apply to it. Models keep the contract of a resource, but are made for comparison, not for use:
+//! A model is the base of a stack, as `cuda` is. It makes the same driver calls as the original, so all
+//! tables of a replay include it. Models keep the contract of a resource, but use them only for comparison:
 //! they have one lock and are not fast. [`fidelity`](crate::fidelity) measures how well `torch` predicts
 //! PyTorch.
 

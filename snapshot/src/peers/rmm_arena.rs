@@ -19,7 +19,7 @@ const SUPERBLOCK: u64 = 1 << 20;
 /// Builds `rmm_arena` from text.
 pub(super) const ENTRY: LayerEntry = LayerEntry {
     name: "rmm_arena",
-    about: "a model of RMM's arena memory resource, to compare with",
+    about: "a model of RMM's arena memory resource, for comparison",
     params: &[("size", "the memory taken from the driver at once (default: half of the free memory)")],
     kind: LayerKind::ReadBase(|params| {
         let size = params.get("size")?.unwrap_or(ByteSize::PercentOfFree(50.0));

@@ -20,10 +20,10 @@ const ALIGNMENT: u64 = 256;
 /// Builds `rmm_pool` from text.
 pub(super) const ENTRY: LayerEntry = LayerEntry {
     name: "rmm_pool",
-    about: "a model of RMM's pool memory resource, to compare with",
+    about: "a model of RMM's pool memory resource, for comparison",
     params: &[
-        ("initial", "the memory taken from the driver at first, as in 1GiB or 50% (default 1MiB)"),
-        ("max", "the most memory taken (default: no limit)"),
+        ("initial", "the memory that the pool takes at first, as in 1GiB or 50% (default 1MiB)"),
+        ("max", "the most memory that the pool takes (default: no limit)"),
     ],
     kind: LayerKind::ReadBase(|params| {
         let initial = params.get("initial")?.unwrap_or(ByteSize::Bytes(1 << 20));
@@ -55,7 +55,9 @@ fn build(
         let taken = pool.take(&**driver, initial).map_err(millpond_core::Error::from)?;
         let list = pool.list(&**driver, StreamRef::LEGACY).map_err(millpond_core::Error::from)?;
         let address = taken.ok_or_else(|| {
-            millpond_core::Error::invalid_argument(format!("the device lacks {initial} bytes for `{text}`"))
+            millpond_core::Error::invalid_argument(format!(
+                "the device has too little free memory for `{text}`, which takes {initial} bytes at first"
+            ))
         })?;
         pool.insert(list, address, initial);
     }

@@ -154,7 +154,7 @@ fn a_model_that_fails_blames_no_one_for_its_own_memory() {
     let pool = "rmm_pool".parse::<millpond_core::stack::StackSpec>().unwrap();
     let pool = pool.build(&crate::layers(), &driver).unwrap();
     let error = pool.allocate_bytes(30 * MIB, StreamRef::LEGACY).unwrap_err();
-    assert!(error.to_string().contains("that others hold"), "{error}");
+    assert!(error.to_string().contains("that other resources or processes hold"), "{error}");
     drop(pool);
     // SAFETY: the block came from this driver and is not used again.
     unsafe { driver.mem_free(other) }.unwrap();

@@ -24,10 +24,10 @@ pub use text::print;
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum Sharing {
-    /// If one is freed before the other is allocated. Right if the program orders its streams before each
-    /// reuse.
+    /// They may share an address if one block is freed before the other is allocated. This is right if the
+    /// program orders its streams before each reuse.
     HostOrder,
-    /// Never, because a recording does not tell where the program orders its streams.
+    /// They never share an address, because a recording does not show where the program orders its streams.
     StreamSafe,
 }
 
@@ -108,7 +108,7 @@ pub struct Placement {
     pub bound: u64,
     /// The largest block.
     pub largest: u64,
-    /// The height of the placement; null if no placement can fit into the capacity.
+    /// The height of the placement; `None` if no placement can fit into the capacity.
     pub height: Option<u64>,
     /// Whether the height is proved to be the least.
     pub is_optimal: bool,
@@ -199,8 +199,8 @@ impl Placement {
         self.placed.as_deref()
     }
 
-    /// Returns the largest block over the bound. Near 1, few blocks decide, and a low placement is hard to
-    /// find.
+    /// Returns the size of the largest block divided by the bound. If the result is near 1, the problem has
+    /// few large blocks, and a low placement is hard to find.
     #[must_use]
     pub fn hardness(&self) -> f64 {
         if self.bound == 0 { 0.0 } else { self.largest as f64 / self.bound as f64 }

@@ -49,13 +49,13 @@ struct Made {
     is_foreign: bool,
 }
 
-/// Places the blocks of a recording that the layer `plan` would place, with streams apart. The plan is `None`
-/// if no placement can fit into the capacity.
+/// Makes a plan for the layer `plan`: places the blocks of a recording that this layer would serve. Streams
+/// share no memory. The plan is `None` if no placement can fit into the capacity.
 ///
-/// The layer does not count failed requests, requests for 0 bytes, and requests with a larger alignment, so
-/// the plan leaves them out. It has no slots for blocks that another stream frees. It also has none for the
-/// first five allocations, as far as they are at most 1/128 of the peak of live memory: the layer takes no
-/// memory before a program has made these.
+/// The plan leaves out requests that the layer does not count: failed requests, requests for 0 bytes, and
+/// requests with a larger alignment. The plan has no slots for blocks that another stream frees. It also has
+/// no slot for a small block, of at most 1/128 of the peak of live memory, among the first five allocations.
+/// The layer takes no memory before a program has made these allocations.
 ///
 /// # Errors
 /// The recording has more allocations or streams than a plan may have, no block that the layer could place,

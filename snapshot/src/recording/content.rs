@@ -202,13 +202,13 @@ impl Recording {
         self.bytes_of(Self::LIMIT_BYTES)
     }
 
-    /// Returns whether the source has only sums of bytes: which blocks were live, and in which pieces memory was
-    /// free, is not known.
+    /// Returns whether the source has only sums of bytes. If so, the live blocks and the free pieces of
+    /// memory are not known.
     pub fn has_sums_only(&self) -> bool {
         self.lacks("sums_only")
     }
 
-    /// Returns whether the source has only failed requests: what was live is not known.
+    /// Returns whether the source has only failed requests. If so, the live blocks are not known.
     pub fn has_failures_only(&self) -> bool {
         self.lacks("no_blocks")
     }
@@ -220,7 +220,7 @@ impl Recording {
     pub(crate) fn require_blocks(&self) -> Result<(), String> {
         match self.has_sums_only() || self.has_failures_only() {
             true => {
-                Err("does not tell which blocks were live; `millpond-replay explain` shows its sums"
+                Err("does not say which blocks were live; `millpond-replay explain` shows its sums"
                     .to_owned())
             }
             false => Ok(()),
@@ -302,13 +302,13 @@ impl Recording {
         self.tags.get(tag).map_or("", |text| text)
     }
 
-    /// Returns the frames of a stack, innermost first.
+    /// Returns the frames of a call stack, innermost first.
     pub fn stack(&self, stack: Id) -> impl Iterator<Item = Frame<'_>> + '_ {
         let frames = self.stacks.get(stack).map_or(&[][..], |frames| frames);
         frames.iter().filter_map(|&frame| self.frame(frame))
     }
 
-    /// Returns the numbers of different stacks and of different frames in them.
+    /// Returns the number of different call stacks, and the number of different frames in them.
     pub fn stack_counts(&self) -> (usize, usize) {
         (self.stacks.values().len(), self.frames.values().len())
     }

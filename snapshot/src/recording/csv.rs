@@ -23,8 +23,8 @@ struct Writer<'a, W> {
 }
 
 impl Recording {
-    /// Writes the recording as a log. RMM's readers read its first columns;
-    /// [`import::read`](crate::import::read) makes the same recording from all of them.
+    /// Writes the recording as a log. RMM's readers can read its first columns. From all columns,
+    /// [`import::read`](crate::import::read) makes the same recording again.
     ///
     /// # Errors
     /// Writing to `out` fails.

@@ -9,7 +9,8 @@ use std::num::NonZeroU32;
 pub enum EventKind {
     /// A block was handed out.
     Allocate,
-    /// The program freed a block that other streams may still use; it stays taken until [`Free`](Self::Free).
+    /// The program freed a block that other streams may still use. The block is not free before
+    /// [`Free`](Self::Free).
     FreeRequested,
     /// A block became free.
     Free,
@@ -17,7 +18,7 @@ pub enum EventKind {
     AllocateFailure,
     /// The allocator took a segment from the driver.
     SegmentAllocate,
-    /// The allocator gave a segment back.
+    /// The allocator returned a segment to the driver.
     SegmentFree,
     /// The allocator mapped memory into an expandable segment.
     SegmentMap,
@@ -25,9 +26,9 @@ pub enum EventKind {
     SegmentUnmap,
     /// The free bytes of the device at the failed request before this event.
     DeviceFree,
-    /// The state was recorded.
+    /// The program wrote the state of its memory.
     Snapshot,
-    /// A block got a name, the tag.
+    /// The program named a block; the tag is the name.
     Annotate,
     /// A phase of the program began; the tag is its name.
     PhaseStart,
@@ -87,11 +88,11 @@ impl EventKind {
     }
 }
 
-/// The number of a stack or a tag, counted from 1.
+/// The number of a call stack or a tag, counted from 1.
 pub type Id = NonZeroU32;
 
-/// One event of a [`Recording`](super::Recording). Stacks, tags and streams are numbers; the recording has
-/// their texts. Sizes are in bytes.
+/// One event of a [`Recording`](super::Recording). Call stacks, tags and streams are numbers; the recording
+/// has their texts. Sizes are in bytes.
 ///
 /// ```
 /// use millpond_snapshot::recording::{Event, EventKind};
@@ -103,7 +104,8 @@ pub type Id = NonZeroU32;
 pub struct Event {
     /// What happened.
     pub kind: EventKind,
-    /// Whether it happened before recording began; the importer found it in the state or in later events.
+    /// Whether the event happened before recording began. The importer inferred it from the state or from
+    /// later events.
     pub is_before: bool,
     /// The binary logarithm of the requested alignment in bytes; 8 if the source has none.
     pub alignment_log2: u8,
@@ -115,7 +117,7 @@ pub struct Event {
     pub raw_time: u64,
     /// The number of the thread, stream and pool; see [`Recording::lane`](super::Recording::lane).
     pub lane: u32,
-    /// The stack; see [`Recording::stack`](super::Recording::stack).
+    /// The call stack; see [`Recording::stack`](super::Recording::stack).
     pub stack: Option<Id>,
     /// The tag; see [`Recording::tag`](super::Recording::tag).
     pub tag: Option<Id>,

@@ -5,7 +5,7 @@ use super::{Id, Recording};
 use crate::frames::{Kind, UserStack};
 
 impl Recording {
-    /// Returns a stack with the kinds of its frames.
+    /// Returns a call stack with the kinds of its frames.
     pub fn user_stack(&self, stack: Id) -> UserStack<'_> {
         let kinds = self.kinds();
         let frames = self.raw_stack(stack).iter();
@@ -18,7 +18,7 @@ impl Recording {
         &self.kinds().folder
     }
 
-    /// Returns the reason why the block that the event with this number allocated has no stack, for people.
+    /// Returns, as text, the reason why the allocation of the event with this number has no call stack.
     pub fn without_stack(&self, event: usize) -> &'static str {
         if self.event(event).is_some_and(|event| event.is_before) {
             return "(from before the recording)";

@@ -4,12 +4,12 @@ use serde::Serialize;
 
 use super::Moment;
 
-/// The memory of an allocator at one moment, in bytes. The reserved bytes are the sum of three: `reserved =
-/// active + wholly free + pinned`. Rounding and held blocks are parts of the active bytes.
+/// The memory of an allocator at one moment, in bytes. The reserved bytes are a sum: `reserved = active +
+/// wholly free + pinned`. The active bytes include rounding, and blocks that wait for other streams.
 ///
-/// A block's rounding is exact if the source has it, as PyTorch's state does for the blocks that are live at
-/// its end. Otherwise, blocks in segments follow PyTorch's default rules. Blocks outside of segments have no
-/// rounding, such as all blocks of RMM's log.
+/// If the source has the rounded size of a block, the rounding is exact. PyTorch's snapshots have it for the
+/// blocks that are live at the end. For other blocks in segments, the rounding follows PyTorch's default
+/// rules. Blocks outside of segments, such as all blocks of RMM's logs, have no rounding.
 ///
 /// ```
 /// use millpond_snapshot::recording::Ledger;
@@ -30,9 +30,10 @@ pub struct Ledger {
     pub rounding_bytes: u64,
     /// Blocks that the program freed and that wait for other streams, rounded.
     pub held_bytes: u64,
-    /// Free memory in segments without blocks; the allocator can give it back.
+    /// Free memory in segments without live blocks. The allocator can return it to the driver.
     pub wholly_free_bytes: u64,
-    /// Free memory in segments that live blocks pin, so the allocator cannot give it back: fragmentation.
+    /// Free memory in segments that also hold live blocks. The allocator cannot return it to the driver:
+    /// fragmentation.
     pub pinned_bytes: u64,
     /// The largest piece of free memory.
     pub largest_free_bytes: u64,

@@ -25,7 +25,7 @@ pub struct Life {
     pub address: u64,
     /// The size in bytes; for a block, the requested size.
     pub bytes: u64,
-    /// The stack that began it.
+    /// The call stack of the event that began it.
     pub stack: Option<Id>,
 }
 
@@ -52,8 +52,8 @@ impl Recording {
     }
 
     /// Returns the lives of memory ranges that the allocator held from the driver, in the order in which they
-    /// began. If a part of a range is given back, the range ends, and its rest begins. Empty if the source
-    /// has no segments.
+    /// began. If the allocator returns a part of a range to the driver, the range ends, and a new range
+    /// begins for the rest. Empty if the source has no segments.
     pub fn segment_lives(&self) -> Vec<Life> {
         let mut lives: Vec<Life> = Vec::new();
         let mut live: BTreeMap<u64, usize> = BTreeMap::new();

@@ -1,10 +1,10 @@
-//! One model for the memory of every source: a recording.
+//! A recording: the memory events of one device, from a file of any format.
 //!
-//! A recording is a list of [`Event`]s of one device, in the order in which the allocator saw them. It also
-//! holds streams, pools, times, stacks and tags; frees in two phases; the segments that the allocator took
-//! from the driver; failed requests; the phases of the program; and the gaps. [`import`](crate::import) makes
-//! recordings from files. [`Recording::program`] makes a program from one. [`Recording::write_csv`] writes
-//! one as a log that RMM's readers can read too.
+//! A recording is a list of [`Event`]s of one device, in the order in which the allocator saw them. The
+//! events have streams, pools, times, call stacks and tags. They include frees in two phases, failed
+//! requests, the phases of the program, and the segments that the allocator took from the driver. A recording
+//! also lists its gaps. [`import`](crate::import) makes recordings from files. [`Recording::program`] makes a
+//! program from one. [`Recording::write_csv`] writes a recording as a log, which RMM's readers can read, too.
 //!
 //! The segments and blocks from before the recording come first, in the order of their addresses, marked
 //! [`is_before`](Event::is_before).

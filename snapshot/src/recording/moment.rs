@@ -37,12 +37,13 @@ pub struct LiveBlock {
     pub address: u64,
     /// The size in bytes, as requested.
     pub bytes: u64,
-    /// The rounded size in bytes: from the source; or else, in a segment, by PyTorch's rules; or else as
-    /// requested, because the allocator is unknown.
+    /// The rounded size in bytes, as the source has it. Without it, the size of a block in a segment is
+    /// rounded by PyTorch's rules. The size of any other block is the requested size, because the allocator
+    /// is unknown.
     pub rounded_bytes: u64,
     /// Whether the program had freed it, and it waited for other streams.
     pub is_held: bool,
-    /// The stack of its allocation.
+    /// The call stack of its allocation.
     pub stack: Option<Id>,
     /// The number of the event that allocated it.
     pub event: usize,

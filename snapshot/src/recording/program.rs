@@ -13,7 +13,7 @@ impl Recording {
     /// counted from 1.
     ///
     /// # Errors
-    /// The recording has no such events, or only sums, or only failed requests. Or the temporary file cannot be
+    /// The recording has no such events, only sums, or only failed requests. Or the temporary file cannot be
     /// written.
     pub fn program(&self, limits: Limits) -> Result<Program> {
         self.require_blocks().map_err(|reason| LogError::new(self.file(), 0, reason))?;
@@ -41,7 +41,7 @@ impl Recording {
         let check = self.check().filter(|check| !check.is_equal());
         let unequal = check.map(|check| {
             let why = check.first.as_deref().unwrap_or("counts differ");
-            format!("the events do not lead to the state in the file: {why}")
+            format!("the events contradict the memory state in the file: {why}")
         });
         let unknowns = self.unknowns().iter().map(|unknown| unknown.text.clone());
         let not_known = unequal.into_iter().chain(unknowns).collect();

@@ -19,8 +19,8 @@ pub struct Sums {
     pub frees: u64,
     /// The failed allocations.
     pub failures: u64,
-    /// The requests that they belong to: all failures before a success of the same size, thread and stream
-    /// are one request.
+    /// The failed requests. All failures before a success of the same size, thread and stream count as one
+    /// request.
     pub failed_requests: u64,
     /// Blocks that were live when recording began.
     pub blocks_before: u64,
@@ -40,9 +40,9 @@ pub struct Sums {
     pub peak_reserved_bytes: Option<u64>,
     /// Frees that waited for other streams.
     pub held_blocks: u64,
-    /// Events with a stack.
+    /// Events with a call stack.
     pub with_stack: u64,
-    /// Different stacks.
+    /// Different call stacks.
     pub stacks: u64,
     /// Different streams.
     pub streams: u64,

@@ -45,7 +45,7 @@ pub struct Cost {
     pub driver_ns: u64,
 }
 
-/// The smallest capacity of a candidate, in bytes, and the replays around it.
+/// The smallest capacity at which a candidate serves every request, and the replays near this capacity.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 #[non_exhaustive]
 pub struct Smallest {
@@ -55,8 +55,8 @@ pub struct Smallest {
     pub cost: Cost,
     /// Larger capacities that were also replayed and served everything.
     pub also_served: Vec<u64>,
-    /// The largest smaller capacity at which a request failed. `None` if none was tried, because `bytes` is
-    /// the least that any allocator needs, in pages of 2 MiB.
+    /// The largest capacity below `bytes` at which a request failed. `None` if no smaller capacity was tried,
+    /// because `bytes` is the least that any allocator needs, in pages of 2 MiB.
     pub failed_below: Option<u64>,
 }
 

@@ -7,7 +7,7 @@ use crate::recording::{EventKind, Recording};
 
 const MIB: u64 = 1 << 20;
 
-/// The allocator that a candidate's settings belong to.
+/// The allocator to which a candidate's settings belong.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
@@ -35,7 +35,7 @@ pub struct Candidate {
     /// The line that selects it; `{bytes}` stands for the capacity in bytes.
     #[serde(skip)]
     line: String,
-    /// Known reasons why it may not be usable.
+    /// Known reasons why a program may be unable to use the candidate.
     pub constraints: Vec<String>,
 }
 
@@ -77,7 +77,7 @@ impl Candidate {
         Self { stack, family, is_recorded: false, parts, line, constraints }
     }
 
-    /// Returns the line that selects it if this many bytes are available.
+    /// Returns the setting or the line of code that selects the candidate, if `capacity` bytes are available.
     pub fn line(&self, capacity: u64) -> String {
         self.line.replace("{bytes}", &capacity.to_string())
     }
@@ -164,7 +164,7 @@ fn rmm() -> Vec<Candidate> {
         resource(
             "rmm_pool",
             &format!("PoolMemoryResource({cuda}, initial_pool_size=1 << 20)"),
-            Some("never gives memory back"),
+            Some("never returns memory to the driver"),
         ),
         resource(
             "rmm_pool:initial=100%",
@@ -176,7 +176,7 @@ fn rmm() -> Vec<Candidate> {
             &format!(
                 "PoolMemoryResource({cuda}, initial_pool_size={{bytes}} // 2, maximum_pool_size={{bytes}})"
             ),
-            Some("never gives memory back"),
+            Some("never returns memory to the driver"),
         ),
         resource(
             "rmm_arena:size=100%",
@@ -186,7 +186,7 @@ fn rmm() -> Vec<Candidate> {
         resource(
             "cuda_async",
             "CudaAsyncMemoryResource()",
-            Some("the driver's pool, which is modelled more roughly than the others"),
+            Some("the model of the driver's pool is less exact than the other models"),
         ),
     ]
 }

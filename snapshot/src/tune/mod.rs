@@ -1,8 +1,9 @@
 //! Finds the settings that need the least memory for a recording, by replays on simulated devices.
 //!
-//! Each candidate runs on devices of different sizes. What counts is the smallest device that serves every
-//! request. The peak with unlimited memory does not count, because an allocator gives memory back before it
-//! fails. More memory can be worse, so larger capacities are replayed too.
+//! Each candidate runs on devices of different sizes. Candidates are compared by the smallest device on which
+//! they serve every request. They are not compared by their peak with unlimited memory, because an allocator
+//! returns free memory to the driver before it fails. With more memory, a request may fail again, so larger
+//! capacities are replayed, too.
 
 mod attempt;
 mod candidates;
@@ -41,7 +42,8 @@ const ALIKE: u64 = 100;
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct Request {
-    /// The available memory, in bytes; the best candidate is then the one with the fewest stalls in it.
+    /// The available memory in bytes. If it is given, the best candidate is the one with the fewest stalls in
+    /// this memory.
     pub capacity: Option<u64>,
     /// The time after which no new replay starts.
     pub time: Duration,
@@ -65,16 +67,17 @@ pub struct Tried {
     /// The candidate.
     #[serde(flatten)]
     pub candidate: Candidate,
-    /// The line that selects it.
+    /// The setting or the line of code that selects the candidate.
     pub line: String,
     /// The smallest capacity at which it serves every request; `None` if it never does, or the time ran out.
     pub smallest: Option<Smallest>,
-    /// `smallest` over the least that any allocator needs if streams share memory in the order of the host's
-    /// calls.
+    /// The ratio of `smallest` to the least that any allocator needs if streams share memory in the order of
+    /// the host's calls.
     pub over_host_order: Option<f64>,
-    /// `smallest` over the least if streams share no memory; below 1 if the candidate lets them share.
+    /// The ratio of `smallest` to the least that any allocator needs if streams share no memory. It can be
+    /// below 1 if the candidate lets streams share memory.
     pub over_stream_safe: Option<f64>,
-    /// Its peak with unlimited memory; `None` if it takes all the memory that there is.
+    /// Its peak with unlimited memory; `None` if the candidate always takes all memory of the device.
     pub peak_without_limit: Option<u64>,
     /// The cost of the replay at the requested capacity; `None` if a request failed, or no capacity was
     /// requested.
@@ -149,7 +152,7 @@ pub struct Tuned {
     pub pruned: usize,
     /// Whether the time ran out before all candidates were tried; another run may find a better one.
     pub timed_out: bool,
-    /// The aspects that these replays leave out.
+    /// The costs and effects that the replays do not cover.
     pub not_modelled: Vec<String>,
 }
 
@@ -319,7 +322,7 @@ fn cost_of(tried: &Tried, capacity: Option<u64>) -> Option<(u64, Cost)> {
 /// Lists the aspects of this file that the replays leave out.
 fn not_modelled(recording: &Recording) -> Vec<String> {
     let mut all = vec![
-        "memory outside of the allocator, which has to fit too: the CUDA context, NCCL, libraries".to_owned(),
+        "memory outside of the allocator, which must also fit: the CUDA context, NCCL, libraries".to_owned(),
     ];
     let is_private = |pool: Option<(u64, u64)>| pool.is_some_and(|pool| pool != DEFAULT_POOL);
     if recording.lanes().iter().any(|lane| is_private(lane.pool)) {

@@ -125,7 +125,7 @@ fn with_a_capacity_the_fewest_stalls_in_it_win() {
     assert!(printed(&tight).contains("none of the framework's own settings serves every request in 720MiB"));
     let short = tuned(&recording, Some(700 * MIB));
     assert_eq!(short.best_of_all, None);
-    assert!(printed(&short).contains("no allocator can serve this in 700MiB"), "{}", printed(&short));
+    assert!(printed(&short).contains("no allocator can serve this file in 700MiB"), "{}", printed(&short));
 }
 
 #[test]
@@ -209,7 +209,7 @@ fn when_the_time_is_up_it_says_so() {
     let found = tune(&snapshot("small"), &request, &crate::layers(), &mut |_| ()).unwrap();
     assert!(found.timed_out && found.best.is_none());
     let text = printed(&found);
-    assert!(text.contains("no settings were found in this time\n"), "{text}");
+    assert!(text.contains("the search found no settings in this time\n"), "{text}");
     assert!(!text.contains("none of the framework"), "{text}");
     let untried = text.lines().find(|line| line.contains("--time grants more: torch torch:")).unwrap();
     assert!(untried.contains(" cuda+pool cuda+pool:pages=off torch:expandable"), "{untried}");
@@ -217,5 +217,5 @@ fn when_the_time_is_up_it_says_so() {
     // Without a replay, it is known that no allocator can.
     let request = Request { capacity: Some(2 * MIB), time: Duration::ZERO };
     let short = tune(&snapshot("fragmented"), &request, &crate::layers(), &mut |_| ()).unwrap();
-    assert!(printed(&short).contains("no allocator can serve this in 2MiB"), "{}", printed(&short));
+    assert!(printed(&short).contains("no allocator can serve this file in 2MiB"), "{}", printed(&short));
 }

@@ -26,7 +26,7 @@ pub fn print(tuned: &Tuned, out: &mut impl Write) -> io::Result<()> {
     )?;
     if let Some(fidelity) = &tuned.fidelity {
         let (same, all) = (fidelity.same_address, fidelity.allocations);
-        writeln!(out, "the model puts {same} of {} where PyTorch put them", number_of(all, "block"))?;
+        writeln!(out, "the model puts {same} of {} at PyTorch's addresses", number_of(all, "block"))?;
         if fidelity.lacks_limit && same < all {
             writeln!(out, "  {LACKS_LIMIT}")?;
         }
@@ -36,13 +36,16 @@ pub fn print(tuned: &Tuned, out: &mut impl Write) -> io::Result<()> {
     best(tuned, out)?;
     if tuned.pruned > 0 {
         let pruned = number_of(tuned.pruned as u64, "pair");
-        writeln!(out, "not tried: {pruned} of settings: one alone needs more than PyTorch's defaults")?;
+        writeln!(
+            out,
+            "not tried: {pruned} of settings, because one setting alone needs more than PyTorch's defaults"
+        )?;
     }
     if tuned.timed_out {
         let untried = tuned.tried.iter().filter(|tried| is_untried(tried));
         let untried: Vec<&str> = untried.map(|tried| tried.candidate.stack.as_str()).collect();
         let untried = if untried.is_empty() { String::new() } else { format!(": {}", untried.join(" ")) };
-        writeln!(out, "the time ran out before all were tried; --time grants more{untried}")?;
+        writeln!(out, "the time ran out before all candidates were tried; --time grants more{untried}")?;
     }
     writeln!(out, "not modelled:")?;
     tuned.not_modelled.iter().try_for_each(|text| writeln!(out, "  {text}"))
@@ -125,7 +128,7 @@ fn best(tuned: &Tuned, out: &mut impl Write) -> io::Result<()> {
         writeln!(out, "best:")?;
         one(best, tuned.bound_host_order, out)?;
         if best.candidate.is_recorded {
-            writeln!(out, "  the file was recorded with these settings; no other saves 1 %")?;
+            writeln!(out, "  the file was recorded with these settings; no other settings save 1 % or more")?;
         } else if let Some(recorded) = tuned.tried.iter().find(|tried| tried.candidate.is_recorded)
             && let (Some(now), Some(then)) = (&recorded.smallest, &best.smallest)
         {
@@ -135,9 +138,9 @@ fn best(tuned: &Tuned, out: &mut impl Write) -> io::Result<()> {
     } else {
         match tuned.capacity {
             Some(capacity) if capacity < tuned.bound_host_order => {
-                writeln!(out, "no allocator can serve this in {}", format_bytes(capacity))?;
+                writeln!(out, "no allocator can serve this file in {}", format_bytes(capacity))?;
             }
-            _ if tuned.timed_out => writeln!(out, "no settings were found in this time")?,
+            _ if tuned.timed_out => writeln!(out, "the search found no settings in this time")?,
             Some(capacity) => {
                 let settings = "none of the framework's own settings serves every request in";
                 writeln!(out, "{settings} {}", format_bytes(capacity))?;

@@ -145,7 +145,7 @@ fn segments_that_share_one_list_of_blocks_are_refused() {
             b"u.",
         ]
         .concat();
-        refused(&file, &["share one list of blocks many times over"]);
+        refused(&file, &["many segments share one list of blocks"]);
     }
 }
 
@@ -249,14 +249,14 @@ fn sizes_without_end_are_refused_before_memory_is_taken() {
     refused(b"\x80\x04\x8b\xff\xff\xff\x7f1", &["LONG4"]);
     let wide = [&b"\x80\x04\x8a\x0a"[..], &[1; 10], b"."].concat();
     refused(&wide, &["does not fit into 64 bits"]);
-    refused(b"\x80\x02Nr\xff\xff\xff\xff.", &["the memo index 4294967295"]);
+    refused(b"\x80\x02Nr\xff\xff\xff\xff.", &["at index 4294967295 of its memo"]);
 }
 
 #[test]
 fn marks_without_end_are_refused() {
-    refused(&[&b"\x80\x04"[..], &vec![b'('; 1 << 20]].concat(), &["1000 collections are open"]);
+    refused(&[&b"\x80\x04"[..], &vec![b'('; 1 << 20]].concat(), &["1000 collections are nested"]);
     let nested = [&b"\x80\x04"[..], &b"](".repeat(2000), b"."].concat();
-    refused(&nested, &["1000 collections are open"]);
+    refused(&nested, &["1000 collections are nested"]);
     // Nesting without marks is only data.
     let deep = [&b"\x80\x04)"[..], &vec![0x85; 1 << 18], b"."].concat();
     refused(&deep, &["it holds a list"]);

@@ -107,7 +107,7 @@ fn what_is_missing_is_said_with_the_command_that_records_it() {
     let folder = tempfile::tempdir().unwrap();
     let error = |sql: &str, rows: &[Row]| read(&folder, sql, rows).unwrap_err();
     assert!(error("CREATE TABLE StringIds (id, value)", &[]).contains("--cuda-memory-usage=true"));
-    assert!(error("CREATE TABLE people (name)", &[]).contains("not an export of Nsight Systems"));
+    assert!(error("CREATE TABLE people (name)", &[]).contains("not an Nsight Systems export"));
     assert!(error(TABLE, &[]).contains("without GPU memory events"));
     let wsl = [(0, 0, 1, Some(1), 8, 5, 0), (0, 0, 2, Some(1), 8, 5, 0)];
     assert!(error(&format!("{TABLE}{ENUMS}"), &wsl).contains("WSL"));
@@ -115,7 +115,7 @@ fn what_is_missing_is_said_with_the_command_that_records_it() {
         error("CREATE TABLE CUDA_GPU_MEMORY_USAGE_EVENTS (start)", &[]).contains("lacks the column address")
     );
     let pinned = [(1, 0, 1, Some(1), 7, 5, 0)];
-    assert!(error(&format!("{TABLE}{ENUMS}"), &pinned).contains("host memory events only"));
+    assert!(error(&format!("{TABLE}{ENUMS}"), &pinned).contains("memory events of the host only"));
 }
 
 /// An inner page of a table that has the same child many times.
@@ -157,8 +157,7 @@ fn pages_that_name_one_page_many_times_are_refused_after_steps_as_the_size_grant
         }
         std::fs::write(&path, &bytes).unwrap();
         let error = import::open(&path, &Options::default()).unwrap_err().to_string();
-        let expected =
-            if address == 0 { "more steps to read than its size allows" } else { "needs more than" };
+        let expected = if address == 0 { "too many steps to read for its size" } else { "needs more than" };
         assert!(error.contains(expected), "{error}");
     }
 }
@@ -168,7 +167,7 @@ fn schemas_that_would_run_something_are_refused_or_run_nothing() {
     let folder = tempfile::tempdir().unwrap();
     let error = |sql: &str| read(&folder, sql, &[]).unwrap_err();
     let text = error("CREATE VIRTUAL TABLE CUDA_GPU_MEMORY_USAGE_EVENTS USING rtree(start, address, bytes)");
-    assert!(text.contains("but not as a table"), "{text}");
+    assert!(text.contains("but not as a plain table"), "{text}");
     // A generated column does not count as a column of the table.
     let text = error(
         "CREATE TABLE CUDA_GPU_MEMORY_USAGE_EVENTS (start, memoryOperationType, \
@@ -200,7 +199,7 @@ fn a_view_and_a_damaged_database_are_refused() {
     let endless = "CREATE VIEW CUDA_GPU_MEMORY_USAGE_EVENTS AS WITH RECURSIVE n(start, address, \
                    memoryOperationType) AS (SELECT 1, 1, 0 UNION ALL SELECT start + 1, 1, 0 FROM n) SELECT \
                    * FROM n";
-    assert!(read(&folder, endless, &[]).unwrap_err().contains("but not as a table"));
+    assert!(read(&folder, endless, &[]).unwrap_err().contains("but not as a plain table"));
 
     let path = folder.path().join("export.sqlite");
     let _ = std::fs::remove_file(&path);
@@ -266,7 +265,7 @@ fn the_call_chain_of_an_allocation_is_its_stack() {
         .collect();
     assert_eq!(stacks, [vec![("cudaMalloc", "libcudart.so"), ("ncclCommInit", "libnccl.so")], vec![]]);
     assert!(!unknowns(&recording).contains(&"stacks"));
-    // A view in place of a table would run code from the file.
+    // A view instead of a table would run code from the file.
     let view = "DROP TABLE StringIds; CREATE VIEW StringIds AS SELECT 1 AS id, 'x' AS value;";
     Connection::open(&path).unwrap().execute_batch(view).unwrap();
     let recording = import::open(&path, &Options::default()).unwrap();

@@ -168,7 +168,7 @@ fn a_device_is_chosen_and_the_others_are_named() {
     };
     assert_eq!(import(Some(0)).unwrap().device(), Some(0));
     let error = import(Some(3)).unwrap_err().to_string();
-    assert!(error.contains("has nothing of device 3; it has device 0"), "{error}");
+    assert!(error.contains("has no memory of device 3, only of device 0"), "{error}");
 }
 
 /// Files of a known format are never taken for another one.

@@ -47,7 +47,7 @@ fn bad_rows_are_named_with_their_lines() {
         ("a,1,2,-5", "file:3: `-5` is not a size in bytes"),
         ("a,7,7,5", "file:3: the buffer ends at 7, before it begins at 7"),
         ("a,1", "file:3: `` is not a last step"),
-        ("a,1,2,18446744073709551615", "do not fit into 64 bits"),
+        ("a,1,2,18446744073709551615", "together exceed 64 bits"),
     ] {
         let error = read(format!("id,lower,upper,size\na,0,9,1\n{row}\n").as_bytes()).unwrap_err();
         assert!(error.contains(expected), "{error}");
@@ -107,7 +107,7 @@ fn a_simulated_device_is_none_of_the_same_number() {
 fn notes_that_no_recording_writes_are_refused_with_their_line() {
     let header = HEADER.replace('\n', ",Stack,Pool,Tag,Notes\n");
     for (cells, expected) in [
-        ("9,,,", "column Stack: stack 9 is not defined"),
+        ("9,,,", "column Stack: no row defines call stack 9"),
         ("x,,,", "column Stack: `x` is not a number"),
         (",0;0,,", "column Pool"),
         (",,%2,", "column Tag"),

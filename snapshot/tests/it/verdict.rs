@@ -75,14 +75,14 @@ fn a_log_that_begins_late_counts_what_it_only_frees() {
     assert_eq!((sums.allocations, sums.frees), (1, 3));
     let (code, sentence) = verdict(&recording, None);
     assert_eq!(code, "history_missing");
-    assert!(sentence.contains("begins after the program had allocated at least 9GiB"), "{sentence}");
+    assert!(sentence.contains("at least 9GiB"), "{sentence}");
     let text = text(&explain(&recording, None));
     assert!(text.contains("to record the missing data:"), "{text}");
     // The failed request matters more, but its figures are the least.
     let failed = log(&[("free", 0x7f80_0000, 8 * GIB), ("allocate failure", 0, GIB)]);
     let (code, sentence) = verdict(&failed, None);
     assert_eq!(code, "oom_unexplained");
-    assert!(sentence.ends_with("the file begins late, so its figures are the least"), "{sentence}");
+    assert!(sentence.ends_with("the file begins late, so the real figures may be higher"), "{sentence}");
 }
 
 #[test]
@@ -91,11 +91,11 @@ fn a_log_that_contradicts_itself_says_where() {
     assert_eq!(twice.sums().peak_live_bytes, 2 << 20);
     let (code, sentence) = verdict(&twice, None);
     assert_eq!(code, "contradiction");
-    assert!(sentence.contains("allocations at addresses still live: 1 (first at line 3)"), "{sentence}");
+    assert!(sentence.contains("addresses that were still live: 1 (first at line 3)"), "{sentence}");
     let again = log(&[("allocate", 0x100, 64), ("free", 0x100, 64), ("free", 0x100, 64)]);
     let (code, sentence) = verdict(&again, None);
     assert_eq!(code, "contradiction");
-    assert!(sentence.contains("already free, left out: 1 (first at line 4)"), "{sentence}");
+    assert!(sentence.contains("already free: 1 (first at line 4)"), "{sentence}");
     assert_eq!(again.sums().blocks_before, 0);
     let sizes = log(&[("allocate", 0x100, 64), ("free", 0x100, 65)]);
     let (code, sentence) = verdict(&sizes, None);

@@ -23,17 +23,20 @@ const LOSES_ONE_OF: u64 = 7;
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[non_exhaustive]
 pub enum WrongLayer {
-    /// A block freed on a capturing stream counts as ordered, even if streams used it before the capture.
+    /// The layer treats a block that is freed on a capturing stream as ordered, even if other streams used
+    /// the block before the capture.
     TrustsCaptures,
-    /// The layer fills blocks on the request's stream and does not tell the layers above.
+    /// The layer fills blocks on the request's stream, and does not report this work to the layers above.
     HidesWork,
     /// The layer holds a lock while it calls upstream.
     HoldsLock,
     /// Some frees never reach upstream.
     LosesFree,
-    /// After a reset of the context, the layer keeps physical memory, which outlives the reset.
+    /// After a reset of the context, the layer does not release its physical memory, which outlives the
+    /// reset.
     KeepsAtReset,
-    /// A stream's event is recorded only at its first free, so later frees pass too early.
+    /// The layer records a stream's event only at the stream's first free, so it passes on later frees too
+    /// early.
     FreesEarlyEpoch,
     /// The layer queries an event in the middle of a request, which ends captures.
     EndsCaptures,
@@ -41,7 +44,7 @@ pub enum WrongLayer {
     BlursErrors,
     /// The layer's drop waits for a lost device.
     WaitsWhenLost,
-    /// The layer passes on a free twice if upstream refuses it.
+    /// If upstream refuses a free, the layer passes on the free a second time.
     FreesAgain,
 }
 

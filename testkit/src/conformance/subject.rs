@@ -111,15 +111,15 @@ impl Subject {
         self
     }
 
-    /// Declares that the resource passes on blocks that it does not own, as plain CUDA does. When it is
-    /// dropped, blocks in use stay with the device.
+    /// Declares that the resource does not own the blocks that it hands out, like plain CUDA memory. When the
+    /// resource is dropped, live blocks stay allocated on the device.
     #[must_use]
     pub fn hands_on(mut self) -> Self {
         self.hands_on = true;
         self
     }
 
-    /// Declares that the resource uses the driver's default pools. Memory that it freed stays there until
+    /// Declares that the resource uses the driver's default pools. Freed memory stays in these pools until
     /// they are trimmed.
     #[must_use]
     pub fn shares_pools(mut self) -> Self {

@@ -35,11 +35,11 @@ const MANY: usize = 20;
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[non_exhaustive]
 pub enum Ways {
-    /// The first two calls of each kind in a step, and the last, fail in every way. The calls between them
-    /// repeat the same thing, so each fails in one way, and the ways take turns.
+    /// In each step of the scenario, the first two calls and the last call of each kind fail in every way.
+    /// The calls between them are alike, so each of them fails in only one way, and the ways take turns.
     Every,
-    /// Each call fails in one way, and the ways take turns. For stacks whose layers make no driver calls
-    /// themselves.
+    /// Each call fails in only one way, and the ways take turns. Use this for stacks whose layers make no
+    /// driver calls themselves.
     Turns,
 }
 

@@ -29,7 +29,8 @@ pub type NewScope = fn(&AnyResource) -> Result<Box<dyn ScopeOfGraphs>>;
 pub struct Config {
     /// The stack's text or another name for people.
     pub subject: String,
-    /// The command that a failure prints, after the seed and the stack as environment variables.
+    /// The command that repeats a failing program. A failure prints it after two environment variables: the
+    /// seed and the stack.
     pub command: String,
     /// The number of operations in a program.
     pub operations: usize,
@@ -55,7 +56,8 @@ pub struct Config {
     pub reports: bool,
     /// Checks the resource's internal state, every 64 operations and at the end.
     pub inspect: Option<Inspect>,
-    /// Lets the resource release idle memory; without it, no time passes.
+    /// Lets the resource release idle memory as time passes. Without this function, no time passes in a
+    /// program.
     pub decay: Option<Decay>,
     /// Whether streams capture graphs.
     pub captures: bool,

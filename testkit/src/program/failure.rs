@@ -16,7 +16,7 @@ pub enum FailureKind {
     Shadow,
     /// The resource reported out of memory, but the same request succeeds after synchronising and trimming.
     EarlyOutOfMemory,
-    /// An unexplained error other than out of memory.
+    /// An error that is not out of memory, and that the program did not cause.
     UnexpectedError,
     /// Statistics differ from the shadow's or the device's.
     Statistics,
@@ -26,11 +26,11 @@ pub enum FailureKind {
     Leak,
     /// The resource could not be built.
     Build,
-    /// A call broke a capture that it has nothing to do with.
+    /// A call ended a capture that it was not part of.
     Capture,
     /// A wrong deallocation was not refused, or was reported more than once.
     Unrefused,
-    /// After a reset, or on a lost device, a call does not report that.
+    /// After a reset, or on a lost device, a call does not report the reset or the loss.
     Outlived,
     /// A panic.
     Panic,

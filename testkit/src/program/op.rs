@@ -43,7 +43,7 @@ pub enum Mistake {
 /// One operation of a program.
 ///
 /// Blocks, streams and events are named by number, so a program keeps its meaning when operations are
-/// removed. An operation is skipped if the caller must not do it now: for example, its block is not live, or
+/// removed. An operation is skipped if the caller must not do it now. For example, its block is not live, or
 /// its stream is not ordered after the block's uses. So every list of operations is a program.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[non_exhaustive]

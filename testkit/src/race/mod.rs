@@ -1,9 +1,10 @@
 //! Many threads over one resource on the simulated device, with too little memory.
 //!
 //! Programs are deterministic, so they never interleave inside a call of the resource. In a race, each thread
-//! has a stream, and all threads want the same few sizes. So they take blocks from other streams while those
-//! free and allocate. In a wide race, threads also free each other's blocks on either's stream, renew
-//! streams, and trim. The oracles are the same, but a wrong resource may break different ones in each run.
+//! has a stream, and all threads want the same few sizes. So streams take each other's blocks, while other
+//! threads free and allocate. In a wide race, a thread also frees another thread's block, on the stream of
+//! either thread. Threads also replace their streams, and trim the resource. The oracles are the same as for
+//! programs. But in each run, a wrong resource may break a different rule.
 
 mod hand_over;
 mod plan;

@@ -85,8 +85,8 @@ impl Stacks {
         if base == "host" { text.replace("(cuda_async)", "(host)") } else { text }.parse()
     }
 
-    /// Builds a stack with a watched layer above each of its layers. Plain device memory gets none, because
-    /// some layers look for it.
+    /// Builds a stack with a watched layer above each of its layers. There is none above plain device memory,
+    /// because some layers check whether plain device memory is directly below them.
     ///
     /// # Errors
     /// Fails if the stack cannot be built.

@@ -2,8 +2,8 @@
 //!
 //! A resource calls code that it does not know: its upstream, the driver, the misuse hook, `tracing`
 //! subscribers. All of this code may use the stack, or wait for another thread that does. So a resource must
-//! hold no lock meanwhile. [`check`] puts a probe at all of these places. It calls every layer back, on the
-//! same thread and on another one that it waits for, while a program exercises the layers.
+//! hold no lock while such code runs. [`check`] runs a program over the layers. A probe stands for all this
+//! code. The probe calls every layer, on the same thread, and on another thread for which it waits.
 //!
 //! ```
 //! use std::sync::Arc;
@@ -70,8 +70,8 @@ impl Case {
         Self::with_probe(name, move |upstream, _| build(upstream))
     }
 
-    /// Does the same for a layer that calls the program's code: a function or a writer, which calls the
-    /// [probe](Probe::call).
+    /// Does the same as [`new`](Self::new) for a layer that calls code of the program, such as a function or
+    /// a writer. That code must call the [probe](Probe::call).
     pub fn with_probe(
         name: impl Into<String>,
         build: impl Fn(AnyResource, &Probe) -> Result<AnyResource> + Send + Sync + 'static,
@@ -130,8 +130,8 @@ impl fmt::Debug for Case {
     }
 }
 
-/// Runs a program over the stack while it is probed. Returns the calls that hung or panicked; none if all is
-/// well. A hanging thread is left behind.
+/// Runs a program over the stack, and probes the stack meanwhile. Returns the calls that hung or panicked;
+/// the list is empty if no call did. A hanging thread keeps running.
 ///
 /// # Panics
 /// If the stack cannot be built, or if the probe is never called, so that nothing was checked.

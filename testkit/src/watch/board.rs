@@ -140,8 +140,9 @@ impl fmt::Display for Hang {
     }
 }
 
-/// Returns a thread that has made no progress for `limit`, if there is one. Of several, it returns the thread
-/// with the most calls, because others may wait for it. The first check of a thread counts as its last step.
+/// Returns a thread that has made no progress for `limit`, if there is one. If there are several, returns the
+/// thread with the most nested calls, because the others may wait for it. The first check of a thread counts
+/// as progress.
 pub fn hanging(limit: Duration) -> Option<Hang> {
     let lines: Vec<Arc<Line>> = {
         let mut board = BOARD.lock();

@@ -68,7 +68,7 @@ pub(crate) const CASES: &[Case] = &[
     case("trim of binning", true, |stage| trim(stage, "cuda+pool:pages=off+binning:bins=40MiB")),
     case("a step of the decay", true, decay),
     // Another resource releases its own memory, both during a capture and outside.
-    case("pressure of another pool", true, pressure).advising("trim or end other users of the device"),
+    case("pressure of another pool", true, pressure).advising("that other resources or processes hold"),
     case("blocks back from bins", true, bins),
     case("a new pool that reserves", true, new_pool),
     case("the end of a pool over pages", true, |stage| end(stage, "cuda+pool:decay=off")),

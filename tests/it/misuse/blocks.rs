@@ -59,9 +59,9 @@ pub(crate) const POOLS: &[Program] = &[
             pool.trim(0).unwrap();
             bench.free(&pool, ptr, 1000)
         },
-        "refused to deallocate P (1000 bytes, stream A) in `cuda+pool:pages=off`: no block in use starts \
-         there: it is another resource's, or it was freed before; give each block back once, to the \
-         resource that allocated it",
+        "refused to deallocate P (1000 bytes, stream A) in `cuda+pool:pages=off`: no live block of this \
+         resource starts there: the block is another resource's, or was freed before; free each block once, \
+         on the resource that allocated it",
     ),
     program(
         "a pointer that no device has is freed in a pool",
@@ -69,9 +69,9 @@ pub(crate) const POOLS: &[Program] = &[
             let pool = bench.stack("cuda+pool");
             bench.free(&pool, DevicePtr::new(0x1234_5600), 1000)
         },
-        "refused to deallocate 0x12345600 (1000 bytes, stream A) in `cuda+pool`: no block in use starts \
-         there: it is another resource's, or it was freed before; give each block back once, to the \
-         resource that allocated it",
+        "refused to deallocate 0x12345600 (1000 bytes, stream A) in `cuda+pool`: no live block of this \
+         resource starts there: the block is another resource's, or was freed before; free each block once, \
+         on the resource that allocated it",
     ),
     program(
         "a pointer into a block is freed",
@@ -81,9 +81,9 @@ pub(crate) const POOLS: &[Program] = &[
             bench.call(ptr, "P");
             bench.free(&pool, ptr, 4744)
         },
-        "refused to deallocate P (4744 bytes, stream A) in `cuda+pool`: no block in use starts there: it is \
-         another resource's, or it was freed before; give each block back once, to the resource that \
-         allocated it",
+        "refused to deallocate P (4744 bytes, stream A) in `cuda+pool`: no live block of this resource \
+         starts there: the block is another resource's, or was freed before; free each block once, on the \
+         resource that allocated it",
     ),
     program(
         "a block is freed with fewer bytes",
@@ -100,16 +100,16 @@ pub(crate) const POOLS: &[Program] = &[
     program(
         "a block of one pool is freed in another",
         |bench| freed_in_another(bench, "cuda+pool", "cuda+pool"),
-        "refused to deallocate P (1000 bytes, stream A) in `cuda+pool`: no block in use starts there: it is \
-         another resource's, or it was freed before; give each block back once, to the resource that \
-         allocated it",
+        "refused to deallocate P (1000 bytes, stream A) in `cuda+pool`: no live block of this resource \
+         starts there: the block is another resource's, or was freed before; free each block once, on the \
+         resource that allocated it",
     ),
     program(
         "a block of plain CUDA is freed in a pool over regions",
         |bench| freed_in_another(bench, "cuda", "cuda+pool:pages=off"),
-        "refused to deallocate P (1000 bytes, stream A) in `cuda+pool:pages=off`: no block in use starts \
-         there: it is another resource's, or it was freed before; give each block back once, to the \
-         resource that allocated it",
+        "refused to deallocate P (1000 bytes, stream A) in `cuda+pool:pages=off`: no live block of this \
+         resource starts there: the block is another resource's, or was freed before; free each block once, \
+         on the resource that allocated it",
     ),
     program(
         "a peer is added to a pool without pages",
@@ -171,9 +171,9 @@ pub(crate) const DIVIDERS: &[Program] = &[
     program(
         "a request exceeds the blocks of fixed_size",
         |bench| error(bench.stack("cuda+fixed_size:block_size=64KiB").allocate_bytes(100_000, bench.a)),
-        "out of memory for 97.66KiB on stream A in `cuda+fixed_size:block_size=64KiB`: blocks have 64KiB; \
-         raise block_size, or use binning for several sizes: freeing memory would not help\n\
-         \x20 ask for less at a time",
+        "out of memory for 97.66KiB on stream A in `cuda+fixed_size:block_size=64KiB`: each block has only \
+         64KiB; raise block_size, or use binning for several sizes: freeing memory would not help\n\
+         \x20 request less at a time",
     ),
     program(
         "a request of fixed_size wants a large alignment",
@@ -182,14 +182,14 @@ pub(crate) const DIVIDERS: &[Program] = &[
             error(resource.allocate(Layout::with_alignment(1000, 4096).unwrap(), bench.a))
         },
         "invalid argument for 1000B aligned to 4096 on stream A in `cuda+fixed_size`: blocks are aligned to \
-         256 bytes; use a pool for more",
+         256 bytes; for larger alignments, use a pool",
     ),
     program(
         "a block is freed with the size of another bin",
         |bench| freed_with(bench, "cuda+binning:bins=4KiB/64KiB", 60_000),
-        "refused to deallocate P (60000 bytes, stream A) in `cuda+fixed_size:block_size=64KiB`: no block in \
-         use starts there: it is another resource's, or it was freed before; give each block back once, to \
-         the resource that allocated it",
+        "refused to deallocate P (60000 bytes, stream A) in `cuda+fixed_size:block_size=64KiB`: no live \
+         block of this resource starts there: the block is another resource's, or was freed before; free \
+         each block once, on the resource that allocated it",
     ),
     program(
         "a block of an arena is freed twice",
@@ -200,9 +200,9 @@ pub(crate) const DIVIDERS: &[Program] = &[
     program(
         "a block from below an arena is freed in the arena",
         |bench| freed_in_another(bench, "cuda", "cuda+arena:size=16MiB"),
-        "refused to deallocate P (1000 bytes, stream A) in `cuda+arena:size=16MiB`: no block in use starts \
-         there: it is another resource's, or it was freed before; give each block back once, to the \
-         resource that allocated it",
+        "refused to deallocate P (1000 bytes, stream A) in `cuda+arena:size=16MiB`: no live block of this \
+         resource starts there: the block is another resource's, or was freed before; free each block once, \
+         on the resource that allocated it",
     ),
 ];
 
@@ -210,9 +210,9 @@ pub(crate) const BASES: &[Program] = &[
     program(
         "a block of plain CUDA is freed twice",
         |bench| freed_twice(bench, "cuda", 1000),
-        "refused to deallocate P (1000 bytes, stream A) in `cuda`: no block in use starts there: it is \
-         another resource's, or it was freed before; give each block back once, to the resource that \
-         allocated it",
+        "refused to deallocate P (1000 bytes, stream A) in `cuda`: no live block of this resource starts \
+         there: the block is another resource's, or was freed before; free each block once, on the resource \
+         that allocated it",
     ),
     program(
         "a pointer into a block of plain CUDA is freed",
@@ -222,9 +222,9 @@ pub(crate) const BASES: &[Program] = &[
             bench.call(ptr, "P");
             bench.free(&cuda, ptr, 5000)
         },
-        "refused to deallocate P (5000 bytes, stream A) in `cuda`: no block in use starts there: it is \
-         another resource's, or it was freed before; give each block back once, to the resource that \
-         allocated it",
+        "refused to deallocate P (5000 bytes, stream A) in `cuda`: no live block of this resource starts \
+         there: the block is another resource's, or was freed before; free each block once, on the resource \
+         that allocated it",
     ),
     program(
         "a block of another device is freed in plain CUDA",
@@ -233,23 +233,23 @@ pub(crate) const BASES: &[Program] = &[
             let ptr = bench.block(&other, 1000);
             bench.free(&bench.stack("cuda"), ptr, 1000)
         },
-        "refused to deallocate P (1000 bytes, stream A) in `cuda`: no block in use starts there: it is \
-         another resource's, or it was freed before; give each block back once, to the resource that \
-         allocated it",
+        "refused to deallocate P (1000 bytes, stream A) in `cuda`: no live block of this resource starts \
+         there: the block is another resource's, or was freed before; free each block once, on the resource \
+         that allocated it",
     ),
     program(
         "memory of the device is freed as pinned memory",
         |bench| freed_in_another(bench, "cuda", "pinned_host"),
-        "refused to deallocate P (1000 bytes, stream A) in `pinned_host`: no block in use starts there: it \
-         is another resource's, or it was freed before; give each block back once, to the resource that \
-         allocated it",
+        "refused to deallocate P (1000 bytes, stream A) in `pinned_host`: no live block of this resource \
+         starts there: the block is another resource's, or was freed before; free each block once, on the \
+         resource that allocated it",
     ),
     program(
         "pageable memory is freed twice",
         |bench| freed_twice(bench, "host", 1000),
-        "refused to deallocate P (1000 bytes, stream A) in `host`: no block in use starts there: it is \
-         another resource's, or it was freed before; give each block back once, to the resource that \
-         allocated it",
+        "refused to deallocate P (1000 bytes, stream A) in `host`: no live block of this resource starts \
+         there: the block is another resource's, or was freed before; free each block once, on the resource \
+         that allocated it",
     ),
     program(
         "pageable memory is freed with more bytes",
@@ -267,7 +267,7 @@ pub(crate) const BASES: &[Program] = &[
             told
         },
         "refused to deallocate P (1000 bytes, stream A) in `system`: the block belongs to another device; \
-         give it back to the resource that allocated it",
+         free it on the resource that allocated it",
     ),
     program(
         "pageable memory is freed as managed memory",
@@ -278,14 +278,14 @@ pub(crate) const BASES: &[Program] = &[
             assert_eq!(bench.free(&host, ptr, 1000), "");
             told
         },
-        "refused to deallocate P (1000 bytes, stream A) in `managed`: no block in use starts there: it is \
-         another resource's, or it was freed before; give each block back once, to the resource that \
-         allocated it",
+        "refused to deallocate P (1000 bytes, stream A) in `managed`: no live block of this resource starts \
+         there: the block is another resource's, or was freed before; free each block once, on the resource \
+         that allocated it",
     ),
     program(
         "an allocator for the host over memory of the device",
         |bench| error(HostResource::new(bench.stack("cuda+pool"))),
-        "invalid argument: the host does not reach the memory of `cuda+pool`; build the stack on `host`, \
+        "invalid argument: the host cannot access the memory of `cuda+pool`; build the stack on `host`, \
          `pinned_host`, `managed` or `system`",
     ),
     program(
@@ -296,7 +296,7 @@ pub(crate) const BASES: &[Program] = &[
             let id = device.device().to_string();
             error(SystemMemoryResource::new(device)).replace(&id, "DEVICE")
         },
-        "not supported: DEVICE does not reach pageable host memory; use `managed` or `pinned_host` instead",
+        "not supported: DEVICE cannot access pageable host memory; use `managed` or `pinned_host` instead",
     ),
     program(
         "a function of a callback resource returns memory that is not aligned",
@@ -306,8 +306,8 @@ pub(crate) const BASES: &[Program] = &[
             let resource = unsafe { CallbackMemoryResource::new(bench.driver(), allocate, |_, _, _| {}) };
             error(resource.allocate_bytes(1000, bench.a))
         },
-        "invalid argument for 1000B on stream A of DEVICE in `callback`: the function returned 0x1234, \
-         which is not aligned to 256 bytes",
+        "invalid argument for 1000B on stream A of DEVICE in `callback`: the function returned 0x1234, but \
+         the address must be a multiple of 256 bytes",
     ),
 ];
 
@@ -315,9 +315,9 @@ pub(crate) const CUDA_ASYNC: &[Program] = &[
     program(
         "a block of cuda_async is freed twice",
         |bench| freed_twice(bench, "cuda_async", 1000),
-        "refused to deallocate P (1000 bytes, stream A) in `cuda_async`: no block in use starts there: it \
-         is another resource's, or it was freed before; give each block back once, to the resource that \
-         allocated it",
+        "refused to deallocate P (1000 bytes, stream A) in `cuda_async`: no live block of this resource \
+         starts there: the block is another resource's, or was freed before; free each block once, on the \
+         resource that allocated it",
     ),
     program(
         "a block of cuda_async is freed with fewer bytes",
@@ -334,8 +334,9 @@ pub(crate) const CUDA_ASYNC: &[Program] = &[
             unsafe { bench.device.stream_destroy(bench.a) }.unwrap();
             bench.free(&resource, ptr, 1000)
         },
-        "took back P (1000 bytes, stream A) in `cuda_async`: the stream was destroyed before, so the block \
-         waits for all work of the device; pass a living stream that comes after the block's uses",
+        "took back P (1000 bytes, stream A) in `cuda_async`: the stream was destroyed before the call, so \
+         the block waits for all work of the device; pass a stream that is alive and is ordered after the \
+         block's uses",
     ),
     program(
         "a block is freed after its pool is gone, in a new one",
@@ -345,22 +346,22 @@ pub(crate) const CUDA_ASYNC: &[Program] = &[
             drop(gone);
             bench.free(&bench.stack("cuda_async"), ptr, 1000)
         },
-        "refused to deallocate P (1000 bytes, stream A) in `cuda_async`: no block in use starts there: it \
-         is another resource's, or it was freed before; give each block back once, to the resource that \
-         allocated it",
+        "refused to deallocate P (1000 bytes, stream A) in `cuda_async`: no live block of this resource \
+         starts there: the block is another resource's, or was freed before; free each block once, on the \
+         resource that allocated it",
     ),
     program(
         "a block of plain CUDA is freed in a view of the default pool",
         |bench| freed_in_another(bench, "cuda", "cuda_async_view"),
-        "refused to deallocate P (1000 bytes, stream A) in `cuda_async_view`: no block in use starts there: \
-         it is another resource's, or it was freed before; give each block back once, to the resource that \
-         allocated it",
+        "refused to deallocate P (1000 bytes, stream A) in `cuda_async_view`: no live block of this resource \
+         starts there: the block is another resource's, or was freed before; free each block once, on the \
+         resource that allocated it",
     ),
     program(
         "a request exceeds the most of cuda_async",
         |bench| error(bench.stack("cuda_async:max=32MiB").allocate_bytes(64 * MIB, bench.a)),
-        "out of memory for 64MiB on stream A of DEVICE in `cuda_async:max=32MiB`: the pool may never hold \
-         that many bytes; raise its maximum: it was 32MiB short\n\
+        "out of memory for 64MiB on stream A of DEVICE in `cuda_async:max=32MiB`: the request is larger than \
+         the pool's maximum; raise the maximum: it was 32MiB short\n\
          \x20 this would have helped:\n\
          \x20 - raise the maximum by 32MiB\n\
          \x20 its maximum is 32MiB; the device has 256MiB free of 256MiB\n\
@@ -373,9 +374,9 @@ pub(crate) const ADAPTORS: &[Program] = &[
     program(
         "a block that is tracked is freed twice",
         |bench| freed_twice(bench, "cuda+tracking", 1000),
-        "refused to deallocate P (1000 bytes, stream A) in `cuda+tracking`: no block in use starts there: \
-         it is another resource's, or it was freed before; give each block back once, to the resource that \
-         allocated it",
+        "refused to deallocate P (1000 bytes, stream A) in `cuda+tracking`: no live block of this resource \
+         starts there: the block is another resource's, or was freed before; free each block once, on the \
+         resource that allocated it",
     ),
     program(
         "a block that is tracked is freed with fewer bytes",
@@ -390,9 +391,9 @@ pub(crate) const ADAPTORS: &[Program] = &[
             let ptr = bench.block(&cuda, 1000);
             bench.free(&TrackingResourceAdaptor::new(cuda, Stacks::Off), ptr, 1000)
         },
-        "refused to deallocate P (1000 bytes, stream A) in `cuda+tracking`: no block in use starts there: \
-         it is another resource's, or it was freed before; give each block back once, to the resource that \
-         allocated it",
+        "refused to deallocate P (1000 bytes, stream A) in `cuda+tracking`: no live block of this resource \
+         starts there: the block is another resource's, or was freed before; free each block once, on the \
+         resource that allocated it",
     ),
     program(
         "a request exceeds the limit",
@@ -416,9 +417,9 @@ pub(crate) const ADAPTORS: &[Program] = &[
             bench.call(ptr, "P");
             bench.free(&resource, ptr, 1000)
         },
-        "refused to deallocate P (1000 bytes, stream A) in `cuda+pool`: no block in use starts there: it is \
-         another resource's, or it was freed before; give each block back once, to the resource that \
-         allocated it",
+        "refused to deallocate P (1000 bytes, stream A) in `cuda+pool`: no live block of this resource \
+         starts there: the block is another resource's, or was freed before; free each block once, on the \
+         resource that allocated it",
     ),
     program(
         "a block of the fallback is freed twice",
@@ -428,9 +429,9 @@ pub(crate) const ADAPTORS: &[Program] = &[
             assert_eq!(bench.free(&resource, ptr, 16 * MIB), "");
             bench.free(&resource, ptr, 16 * MIB)
         },
-        "refused to deallocate P (16777216 bytes, stream A) in `cuda+pool:max=2MiB`: no block in use starts \
-         there: it is another resource's, or it was freed before; give each block back once, to the \
-         resource that allocated it",
+        "refused to deallocate P (16777216 bytes, stream A) in `cuda+pool:max=2MiB`: no live block of this \
+         resource starts there: the block is another resource's, or was freed before; free each block once, \
+         on the resource that allocated it",
     ),
     program(
         "a fallback on another device",
@@ -462,23 +463,23 @@ pub(crate) const REQUESTS: &[Program] = &[
     program(
         "a size that overflowed to nearly 2^64",
         |bench| error(bench.stack("cuda+pool").allocate_bytes(u64::MAX - 3, bench.a)),
-        "out of memory for 16.00EiB on stream A in `cuda+pool`: no device can hold that; check the size for \
-         an overflow: freeing memory would not help\n\
-         \x20 ask for less at a time",
+        "out of memory for 16.00EiB on stream A in `cuda+pool`: no device has so much memory; check the size \
+         for an overflow: freeing memory would not help\n\
+         \x20 request less at a time",
     ),
     program(
         "an array whose bytes overflow",
         |_| error(Layout::array::<u64>(u64::MAX / 2)),
         "out of memory for 16.00EiB: 9223372036854775807 elements of 8 bytes are more than an address space \
          holds; check the number for an overflow: freeing memory would not help\n\
-         \x20 ask for less at a time",
+         \x20 request less at a time",
     ),
     program(
         "a request exceeds the device",
         |bench| error(bench.stack("cuda").allocate_bytes(1 << 40, bench.a)),
         "out of memory for 1TiB on stream A of DEVICE in `cuda`: no free block is large enough, and there is \
          no more memory\n\
-         \x20 the device has 256MiB in all: ask for less at a time, or use managed memory\n\
+         \x20 the device has 256MiB in all: request less at a time, or use managed memory\n\
          \x20 the device has 256MiB free of 256MiB\n\
          \x20 caused by: cuMemAlloc: CUDA_ERROR_OUT_OF_MEMORY (2): 1099511627776 bytes requested; 268435456 \
          of 268435456 free",

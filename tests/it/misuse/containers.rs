@@ -104,7 +104,7 @@ pub(crate) const CONTAINERS: &[Program] = &[
         },
         "out of memory for 16.00EiB: 18446744073709551615 elements of 8 bytes are more than an address space \
          holds; check the number for an overflow: freeing memory would not help\n\
-         \x20 ask for less at a time",
+         \x20 request less at a time",
     ),
     program(
         "a wait for an event that was never recorded",
@@ -117,7 +117,7 @@ pub(crate) const CONTAINERS: &[Program] = &[
     program(
         "a pool without streams",
         |bench| error(StreamPool::new(bench.driver(), 0, StreamFlags::NON_BLOCKING)),
-        "invalid argument: a pool of 0 streams has none to hand out; use 1 or more",
+        "invalid argument: a pool of 0 streams cannot lend a stream; use 1 or more",
     ),
     program(
         "150 percent of the free memory",
@@ -127,7 +127,7 @@ pub(crate) const CONTAINERS: &[Program] = &[
     program(
         "a collection of the host over memory of the device",
         |bench| error(HostAllocator::new(cuda(bench).into_any())),
-        "invalid argument: the host does not reach the memory of `cuda`; build the stack on `host`, \
+        "invalid argument: the host cannot access the memory of `cuda`; build the stack on `host`, \
          `pinned_host`, `managed` or `system`",
     ),
 ];
@@ -165,15 +165,14 @@ pub(crate) const CAPTURES: &[Program] = &[
         },
         "out of memory for 8MiB on stream A of DEVICE in `cuda+pool:max=8MiB`: it was 8MiB short\n\
          \x20 any of these would have helped:\n\
-         \x20 - ask outside the capture and wait for stream B, whose free block of 8MiB fits\n\
+         \x20 - allocate outside the capture: the resource can then wait for stream B, whose free block of \
+         8MiB fits\n\
          \x20 - raise the maximum by 8MiB\n\
-         \x20 it holds 8MiB: 0B in use in 0 blocks, 8MiB free, largest free block 8MiB; its maximum is \
-         8MiB; the \
-         device has 248MiB free of 256MiB\n\
+         \x20 it holds 8MiB: 0B in use in 0 blocks, 8MiB free, largest free block 8MiB; its maximum is 8MiB; \
+         the device has 248MiB free of 256MiB\n\
          \x20 free for stream B: 8MiB in 1 block, the largest 8MiB\n\
-         \x20 [................................................................................] #: in \
-         use, +: \
-         partly, .: free",
+         \x20 [................................................................................] #: in use, \
+         +: partly, .: free",
     ),
     program(
         "cuda_async has too little memory for a stream that captures a graph",

@@ -35,8 +35,8 @@ pub(crate) const PROGRAMS: &[Program] = &[
     program(
         "a pool without handles is exported",
         |bench| error(MemoryPool::new(bench.driver(), MemoryPoolOptions::new()).unwrap().export_fd()),
-        "invalid argument of DEVICE: the pool was made without file descriptors for other processes; make \
-         it with handles that are descriptors (handles=fd)",
+        "invalid argument of DEVICE: the pool was made without handles for other processes; make it with \
+         file descriptors (handles=fd)",
     ),
     program(
         "a descriptor that names no pool is imported",
@@ -45,8 +45,8 @@ pub(crate) const PROGRAMS: &[Program] = &[
             // SAFETY: nothing is imported.
             error(unsafe { MemoryPool::import_fd(bench.driver(), reader.as_fd()) })
         },
-        "invalid argument of DEVICE: the descriptor names no pool of this device; pass the \
-         descriptor that a pool exported: driver error of DEVICE: cuMemPoolImportFromShareableHandle: \
+        "invalid argument of DEVICE: the descriptor names no pool of this device; pass a descriptor that \
+         `export_fd` returned: driver error of DEVICE: cuMemPoolImportFromShareableHandle: \
          CUDA_ERROR_INVALID_VALUE (1): Illegal seek (os error 29)",
     ),
     program(
@@ -55,7 +55,8 @@ pub(crate) const PROGRAMS: &[Program] = &[
             let ptr = bench.block(&bench.stack("cuda"), 1000);
             error(exportable(bench).export_pointer(ptr))
         },
-        "invalid argument of DEVICE: P is in no block of this pool; export it from the pool that it is of",
+        "invalid argument of DEVICE: P is in no block of this pool; export the block from the pool that \
+         allocated it",
     ),
     program(
         "a block is imported into the pool that it is of",
@@ -65,8 +66,8 @@ pub(crate) const PROGRAMS: &[Program] = &[
             let ptr = resource.allocate_bytes(1000, bench.a).unwrap();
             error(pool.import_pointer(&pool.export_pointer(ptr).unwrap()))
         },
-        "invalid argument of DEVICE: this pool was made here; import blocks into the pool that import_fd \
-         returned",
+        "invalid argument of DEVICE: this process made the pool; import blocks into the pool that \
+         `import_fd` returned",
     ),
     program(
         "a block is imported after it was freed",
@@ -78,9 +79,9 @@ pub(crate) const PROGRAMS: &[Program] = &[
             assert_eq!(bench.free(&resource, ptr, 1000), "");
             error(imported(bench, &pool).import_pointer(&data))
         },
-        "invalid argument of DEVICE: it describes no living block of the pool that was imported; export the \
-         block again, from that pool: driver error of DEVICE: cuMemPoolImportPointer: \
-         CUDA_ERROR_INVALID_VALUE (1): the allocation was freed",
+        "invalid argument of DEVICE: the data describes no live block of the imported pool; export the block \
+         again, from that pool: driver error of DEVICE: cuMemPoolImportPointer: CUDA_ERROR_INVALID_VALUE \
+         (1): the allocation was freed",
     ),
     program(
         "an imported pool is to hand out blocks",
@@ -120,7 +121,8 @@ pub(crate) const PROGRAMS: &[Program] = &[
             let options = MemoryPoolOptions::new().managed().handles(HandleTypes::POSIX_FD);
             error(MemoryPool::new(bench.driver(), options))
         },
-        "not supported of DEVICE: pools of managed memory cannot be exported; leave out either",
+        "not supported of DEVICE: pools of managed memory cannot be exported; leave out the handles, or use \
+         device memory",
     ),
     program(
         "a pool with handles that the device has not",
@@ -128,15 +130,15 @@ pub(crate) const PROGRAMS: &[Program] = &[
             let options = MemoryPoolOptions::new().handles(HandleTypes::FABRIC);
             error(MemoryPool::new(bench.driver(), options))
         },
-        "not supported of DEVICE: the device has no pools with such handles; ask for another kind, or for \
-         none",
+        "not supported of DEVICE: the device does not support pools with these handles; choose another kind \
+         of handle, or none",
     ),
     program(
         "access for a device that is not there",
         |bench| error(exportable(bench).set_access(AccessFlags::ReadWrite, &[DeviceId::cuda(77)])),
-        "invalid argument of DEVICE: one of the devices cannot use memory of DEVICE; name those that \
-         cuDeviceCanAccessPeer allows: no device of DEVICE: cuMemPoolSetAccess: CUDA_ERROR_INVALID_DEVICE \
-         (101): cuda:77 cannot use memory of DEVICE",
+        "invalid argument of DEVICE: one of the devices cannot access memory of DEVICE; name only devices \
+         that cuDeviceCanAccessPeer allows: no device of DEVICE: cuMemPoolSetAccess: \
+         CUDA_ERROR_INVALID_DEVICE (101): cuda:77 cannot use memory of DEVICE",
     ),
     program(
         "a step of reuse that there is not",
@@ -150,14 +152,14 @@ pub(crate) const PROGRAMS: &[Program] = &[
             let options = CudaAsyncOptions::default().initial_bytes(2 * MIB).maximum_bytes(Some(MIB));
             error(CudaAsyncMemoryResource::new(bench.driver(), options))
         },
-        "invalid argument of DEVICE in `cuda_async:initial=2MiB,max=1MiB`: the initial 2MiB exceeds \
+        "invalid argument of DEVICE in `cuda_async:initial=2MiB,max=1MiB`: the initial size of 2MiB exceeds \
          the maximum of 1MiB; raise `max`",
     ),
     program(
         "half a description of a shared block",
         |bench| error(ImportedBlock::open(&bench.driver(), b"half", Vec::new())),
-        "invalid argument: this does not describe a shared block: its first bytes are wrong; pass on all \
-         that the export returned",
+        "invalid argument: the description of the shared block is not valid: its first bytes are wrong; pass \
+         on everything that the export returned",
     ),
     program(
         "a shared block without its descriptors",
@@ -168,7 +170,7 @@ pub(crate) const PROGRAMS: &[Program] = &[
             let (description, _) = pool.export_block(ptr, MIB).unwrap().into_parts();
             error(ImportedBlock::open(&bench.driver(), &description, Vec::<OwnedFd>::new()))
         },
-        "invalid argument: this does not describe a shared block: its number of parts is not the number of \
-         descriptors; pass on all that the export returned",
+        "invalid argument: the description of the shared block is not valid: the number of its parts differs \
+         from the number of descriptors; pass on everything that the export returned",
     ),
 ];

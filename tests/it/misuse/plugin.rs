@@ -200,7 +200,7 @@ pub(crate) const PROGRAMS: &[Program] = &[
         "out of memory for 900GiB on stream 0 of DEVICE in `cuda+pool:initial=900GiB`: \
          MILLPOND_MEMORY_MANAGER=cuda+pool:initial=900GiB: taking the pool's initial size: it was 899.75GiB \
          short\n\
-         \x20 the device has 256MiB in all: ask for less at a time, or use managed memory\n\
+         \x20 the device has 256MiB in all: request less at a time, or use managed memory\n\
          \x20 the device has 256MiB free of 256MiB",
     ),
 ];

@@ -129,14 +129,14 @@ pub(crate) const STACKS: &[Program] = &[
         "cuda+pool:initial=200GiB",
         "out of memory for 200GiB on stream 0 of DEVICE in `cuda+pool:initial=200GiB`: taking the pool's \
          initial size: it was 199.75GiB short\n\
-         \x20 the device has 256MiB in all: ask for less at a time, or use managed memory\n\
+         \x20 the device has 256MiB in all: request less at a time, or use managed memory\n\
          \x20 the device has 256MiB free of 256MiB"
     ),
     text!(
         "pages that are perhaps on",
         "cuda+pool:pages=maybe",
-        "invalid stack in `cuda+pool:pages=maybe`: `pages=maybe` of `pool`: invalid argument: pages are \
-         auto, on or off, not `maybe`"
+        "invalid stack in `cuda+pool:pages=maybe`: `pages=maybe` of `pool`: invalid argument: `pages` must \
+         be auto, on or off, not `maybe`"
     ),
     text!(
         "pages over managed memory",
@@ -159,26 +159,26 @@ pub(crate) const STACKS: &[Program] = &[
     text!(
         "a way to share that there is not",
         "cuda+pool:share=ipc",
-        "invalid stack in `cuda+pool:share=ipc`: `share=ipc` of `pool`: invalid argument: share is none or \
-         fd, not `ipc`"
+        "invalid stack in `cuda+pool:share=ipc`: `share=ipc` of `pool`: invalid argument: `share` must be \
+         none or fd, not `ipc`"
     ),
     text!(
         "a peer that is no number",
         "cuda+pool:peers=all",
-        "invalid stack in `cuda+pool:peers=all`: `peers=all` of `pool`: invalid argument: peers are auto, \
-         none, or device numbers such as 0/1, not `all`"
+        "invalid stack in `cuda+pool:peers=all`: `peers=all` of `pool`: invalid argument: `peers` must be \
+         auto, none, or device numbers such as 0/1, not `all`"
     ),
     text!(
         "a decay in no time",
         "cuda+pool:decay=soon",
-        "invalid stack in `cuda+pool:decay=soon`: `decay=soon` of `pool`: invalid argument: a decay is off, \
-         or a time such as 500ms, 10s or 2min, not `soon`"
+        "invalid stack in `cuda+pool:decay=soon`: `decay=soon` of `pool`: invalid argument: `decay` must be \
+         off, or a time such as 500ms, 10s or 2min, not `soon`"
     ),
     text!(
         "a decay over a month",
         "cuda+pool:decay=720h",
-        "invalid stack in `cuda+pool:decay=720h`: `decay=720h` of `pool`: invalid argument: a decay is off, \
-         or a time such as 500ms, 10s or 2min, not `720h`"
+        "invalid stack in `cuda+pool:decay=720h`: `decay=720h` of `pool`: invalid argument: `decay` must be \
+         off, or a time such as 500ms, 10s or 2min, not `720h`"
     ),
     text!(
         "a step of reuse between streams that there is not",
@@ -284,7 +284,7 @@ pub(crate) const STACKS: &[Program] = &[
     text!(
         "handles of pools that there are not",
         "cuda_async:handles=pipe",
-        "invalid stack in `cuda_async:handles=pipe`: `handles=pipe` of `cuda_async`: `pipe` is no kind of \
+        "invalid stack in `cuda_async:handles=pipe`: `handles=pipe` of `cuda_async`: `pipe` is not a kind of \
          handle; write none, fd, fabric or fd/fabric"
     ),
     text!(
@@ -315,8 +315,8 @@ pub(crate) const REGISTRY: &[Program] = &[
     program(
         "the default resource of a device that is gone",
         |_| error(get_per_device_resource(DeviceId::sim(1_000_000))),
-        "no device of sim:1000000: this process has no such simulated device; a device ends \
-         with its last handle, so keep one",
+        "no device of sim:1000000: this process has no such simulated device; a simulated device ends with \
+         its last handle, so keep one",
     ),
     program(
         "a bin on another device",

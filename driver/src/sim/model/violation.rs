@@ -11,8 +11,8 @@ pub enum ViolationKind {
     Overlap,
     /// A block or an access is null, misaligned, or not inside accessible memory of this device.
     OutOfBounds,
-    /// A block was handed to a stream, or used by its owner, but not ordered after all work that earlier
-    /// owners may have submitted.
+    /// A block was handed to a stream, or used by its owner, without being ordered after all work of earlier
+    /// owners.
     StreamOrder,
     /// A simulated kernel found bytes other than the expected tag.
     TagMismatch,
@@ -20,9 +20,9 @@ pub enum ViolationKind {
     DeadHandle,
     /// A stream waited for an event that was never recorded. CUDA ignores such a wait.
     UnrecordedEvent,
-    /// Memory went back to the driver, but some use of it was not ordered before the return.
+    /// Memory was returned to the driver, but some use of the memory was not ordered before the return.
     EarlyReturn,
-    /// Memory went back to the driver while a block in it was lent.
+    /// Memory was returned to the driver while a block in it was lent.
     LentReturned,
     /// A call passed a pointer or a handle that the driver does not know.
     UnknownPointer,
@@ -48,7 +48,7 @@ impl ViolationKind {
     }
 }
 
-/// A rule that was broken by the program on the simulated device.
+/// A rule that the program on the simulated device broke.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct Violation {

@@ -49,7 +49,7 @@ pub struct SizeCosts {
 }
 
 impl SizeCosts {
-    /// Returns the costs with these nanoseconds by size in bytes.
+    /// Creates costs from the nanoseconds by size in bytes.
     pub const fn new(by_bytes_ns: Curve) -> Self {
         Self { by_bytes_ns }
     }
@@ -69,13 +69,13 @@ pub struct PlainCosts {
 }
 
 impl PlainCosts {
-    /// Returns the costs with these nanoseconds in a page, and of pages by their bytes.
+    /// Creates costs of plain memory from the two fields.
     pub const fn new(in_page_ns: u64, by_bytes_ns: Curve) -> Self {
         Self { in_page_ns, by_bytes_ns }
     }
 }
 
-/// The costs of recording an event in addition to those in `calls_ns`.
+/// Costs of recording an event that are added to its cost in `calls_ns`.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 #[cfg_attr(feature = "profiles", derive(serde::Deserialize), serde(deny_unknown_fields))]
 #[non_exhaustive]
@@ -84,7 +84,8 @@ pub struct EventRecordCosts {
     pub legacy_stream_extra_ns: u64,
 }
 
-/// The costs of giving access to mappings: for the call, and for each mapping in its range.
+/// The costs of giving access to mappings (`cuMemSetAccess`): for the call, and for each mapping in its
+/// range.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[cfg_attr(feature = "profiles", derive(serde::Deserialize), serde(deny_unknown_fields))]
 #[non_exhaustive]
@@ -100,8 +101,8 @@ pub struct SetAccessCosts {
 }
 
 impl SetAccessCosts {
-    /// Returns the costs with these nanoseconds for the call, and for a mapping by its bytes. The extra costs
-    /// are 0.
+    /// Creates costs from the nanoseconds for the call, and the nanoseconds for a mapping by its size in
+    /// bytes. The additional costs are 0.
     pub const fn new(call_ns: u64, mapping_by_bytes_ns: Curve) -> Self {
         Self { call_ns, mapping_by_bytes_ns, second_mapping_extra_ns: 0, new_512_mib_extra_ns: 0 }
     }
@@ -119,7 +120,8 @@ pub struct UnmapCosts {
 }
 
 impl UnmapCosts {
-    /// Returns the costs with these nanoseconds for the call, and for a mapping by its bytes.
+    /// Creates costs from the nanoseconds for the call, and the nanoseconds for a mapping by its size in
+    /// bytes.
     pub const fn new(call_ns: u64, mapping_by_bytes_ns: Curve) -> Self {
         Self { call_ns, mapping_by_bytes_ns }
     }

@@ -12,9 +12,9 @@ const KIB: u64 = 1 << 10;
 /// `millpond-replay calibrate` measures a device, and writes its profile to a TOML file. `Profile::from_toml`
 /// reads such a file (with the feature `profiles`). `driver/profiles` holds the built-in profile of an H200.
 ///
-/// Costs are nanoseconds of host time, and include the cost of the timer. Between two measured sizes, a cost
-/// is interpolated linearly: see [`Curve`](super::Curve). Calls that were not measured cost nothing: see
-/// [`call_ns`](Self::call_ns).
+/// Costs are nanoseconds of host time. They include the cost of reading the timer. Between two measured
+/// sizes, a cost is interpolated linearly: see [`Curve`](super::Curve). Calls that were not measured cost
+/// nothing: see [`call_ns`](Self::call_ns).
 ///
 /// The time that work takes on the device is a simple model, not a measurement. A kernel takes 2 µs, plus 1
 /// ns for each 4 KiB that it touches. A copy or fill takes 1 µs, plus 1 ns for each 1 KiB.

@@ -40,9 +40,10 @@ impl Profile {
         read::parse(text, source)
     }
 
-    /// Returns the profile as TOML, with an explanation of each field. `comment` can add more text. It is
-    /// called with the name of a field, such as `mem_create` or `calls_ns.event_query`. If the field is a
-    /// curve, it is also called with the size in bytes of each point of the curve.
+    /// Returns the profile as TOML, with an explanation of each field. The method calls `comment` with the
+    /// name of each field, such as `mem_create` or `calls_ns.event_query`, and adds the text that it returns.
+    /// If the field is a curve, the method also calls `comment` with the size in bytes of each point of the
+    /// curve.
     pub fn to_toml(&self, comment: impl Fn(&str, Option<u64>) -> Option<String>) -> String {
         write::toml(self, &comment)
     }

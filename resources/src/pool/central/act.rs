@@ -356,7 +356,8 @@ impl CentralCore {
         if task.is_admission() {
             event!(
                 self, WARN,
-                "devices get no access to the pool's memory; copies of it work by cuMemcpyPeer only", %error
+                "other devices get no access to the pool's memory, and can copy it only with \
+                 cuMemcpyPeer", %error
             );
         } else {
             event!(self, WARN, "memory could not be released", %error);

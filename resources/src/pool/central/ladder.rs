@@ -151,7 +151,7 @@ impl State {
                 }
             }
             if is_impossible || is_beyond_device {
-                ask.told = Some("it is more than there can be");
+                ask.told = Some("the request is larger than the pool can ever be");
                 self.heaps.reclaim(None, Reclaim::Everything);
                 return Some(Step::Refuse(NoMemory::Impossible(reading.and_then(|reading| reading.info))));
             }
@@ -284,8 +284,8 @@ impl State {
     /// otherwise the rung fails.
     fn lacks(&mut self, ask: &mut Ask, lack: NoMemory) -> Option<Step> {
         ask.told = Some(match lack {
-            NoMemory::OwnLimit => "its own maximum",
-            _ => "the device has too little",
+            NoMemory::OwnLimit => "the pool is at its maximum",
+            _ => "the device has too little free memory",
         });
         if ask.failed.is_some() {
             return self.try_again(ask, ask.growth.next_way());
@@ -301,7 +301,7 @@ impl State {
             return self.plan(ask, None);
         }
         if ask.failed.is_some() {
-            ask.told = Some("upstream has too little");
+            ask.told = Some("upstream has too little free memory");
         }
         let failed = ask.failed.take();
         ask.set_refused(NoMemory::Below(failed));

@@ -86,7 +86,8 @@ impl<R: DeviceMemoryResource> Central<R> {
             Err(error) => tracing::warn!(target: "millpond::driver", %error, "memory is left to the driver"),
             Ok(()) if was_reset && !matches!(task, Task::Return(_)) => {
                 let bytes = task.released_bytes();
-                tracing::debug!(target: "millpond::driver", bytes, "released what outlived a reset context");
+                tracing::debug!(target: "millpond::driver", bytes, "released the memory that outlived a \
+                    reset of the context");
             }
             Ok(()) => {}
         }

@@ -9,9 +9,9 @@ use millpond_core::{Error, Result};
 /// The time over which a pool returns unneeded memory to the driver.
 ///
 /// Decay applies to a pool that maps [pages](crate::pool::PagesMode). The pool keeps a weighted maximum of
-/// the memory that it needed during this time, in which older needs count less. A pool over regions does not
-/// decay, because `cuMemFree` waits for all work of the device. Such a pool returns memory on `trim`, before
-/// it grows to a new peak, and before a request fails.
+/// the memory that it needed during this time. The longer ago the pool needed memory, the less that need
+/// counts. A pool that allocates regions does not decay, because `cuMemFree` waits for all work of the
+/// device. Such a pool returns memory on `trim`, before it grows to a new peak, and before a request fails.
 ///
 /// In text: `decay=10s` (the default), `decay=500ms`, `decay=2min`, `decay=off`.
 ///
@@ -76,7 +76,7 @@ impl FromStr for Decay {
             return Ok(Self::Off);
         }
         let wrong = || {
-            let what = "a decay is off, or a time such as 500ms, 10s or 2min";
+            let what = "`decay` must be off, or a time such as 500ms, 10s or 2min";
             Error::invalid_argument(format!("{what}, not `{text}`"))
         };
         let unit = Self::UNITS.iter().find(|(unit, _)| text.ends_with(unit));

@@ -434,7 +434,7 @@ fn the_maximum_is_raised_by_what_is_missing_and_no_less() {
         // The request exceeds the device: nothing helps.
         let report = story(setup, &[take(65 * MIB, 0)]).report();
         assert!(report.remedies.is_empty(), "{report}");
-        assert!(report.to_string().contains("the device has 64MiB in all: ask for less"), "{report}");
+        assert!(report.to_string().contains("the device has 64MiB in all: request less"), "{report}");
     }
 }
 

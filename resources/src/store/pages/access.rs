@@ -115,7 +115,7 @@ impl Backing {
 fn warn_refused(peer: DeviceId, error: &DriverError) {
     tracing::warn!(
         target: "millpond::pool", %peer, %error,
-        "a device gets no access to the pool's memory; copies to and from it work by cuMemcpyPeer only"
+        "a device gets no access to the pool's memory, and can copy it only with cuMemcpyPeer"
     );
 }
 

@@ -9,8 +9,9 @@ fn refusal(call: impl FnOnce()) -> String {
     misuse.to_string()
 }
 
-const NOT_IN_USE: &str = "in `cuda_async`: no block in use starts there: it is another resource's, or it was \
-    freed before; give each block back once, to the resource that allocated it";
+const NOT_IN_USE: &str = "in `cuda_async`: no live block of this resource starts there: the block is another \
+                          resource's, or was freed before; free each block once, on the resource that \
+                          allocated it";
 
 #[test]
 fn a_foreign_pointer() {
@@ -63,8 +64,9 @@ fn a_free_on_a_dead_stream() {
     // SAFETY: the stream is this test's; naming it afterwards is the mistake that is tested.
     unsafe { device.stream_destroy(dead) }.unwrap();
     let text = format!(
-        "took back {ptr} (1048576 bytes, stream {dead}) in `cuda_async`: the stream was destroyed before, so \
-         the block waits for all work of the device; pass a living stream that comes after the block's uses"
+        "took back {ptr} (1048576 bytes, stream {dead}) in `cuda_async`: the stream was destroyed before the \
+         call, so the block waits for all work of the device; pass a stream that is alive and is ordered \
+         after the block's uses"
     );
     assert_eq!(refusal(|| put(&resource, ptr, MIB, dead)), text);
     assert_eq!(resource.pool().used_bytes().unwrap(), 0, "nothing leaks");
@@ -84,8 +86,8 @@ fn a_request_on_a_dead_stream() {
     // SAFETY: the stream is this test's; naming it afterwards is the mistake that is tested.
     unsafe { device.stream_destroy(dead) }.unwrap();
     let text = format!(
-        "driver error for 100B on stream {dead} of DEVICE in `cuda_async`: a stream, an event or a pool \
-         that the call names is gone; keep it until its last use: cuStreamIsCapturing: \
+        "driver error for 100B on stream {dead} of DEVICE in `cuda_async`: a stream, an event or a pool that \
+         the call names was destroyed; keep it until its last use: cuStreamIsCapturing: \
          CUDA_ERROR_INVALID_HANDLE (400): stream {dead} does not exist"
     );
     assert_eq!(said(resource.allocate_bytes(100, dead)), (ErrorKind::Driver, text));
@@ -102,8 +104,8 @@ fn an_alignment_that_is_not_a_power_of_two() {
 fn managed_memory_on_a_driver_before_cuda_13() {
     let driver = HookedDriver::new(device());
     driver.be_version(12_090);
-    let text = "not supported of DEVICE in `cuda_async_managed`: pools of managed memory need a driver of \
-                CUDA 13.0, but this one has 12.9; use managed";
+    let text = "not supported of DEVICE in `cuda_async_managed`: pools of managed memory need CUDA 13.0, but \
+                the driver has 12.9; use the base `managed`";
     let refused = CudaAsyncManagedMemoryResource::new(driver.clone());
     assert_eq!(said(refused), (ErrorKind::Unsupported, text.to_owned()));
     driver.be_version(13_000);
@@ -113,8 +115,8 @@ fn managed_memory_on_a_driver_before_cuda_13() {
 #[test]
 fn an_initial_size_above_the_maximum_or_the_device() {
     let refused = |options| said(CudaAsyncMemoryResource::new(device(), options));
-    let above = "invalid argument of DEVICE in `cuda_async:initial=2MiB,max=1MiB`: the initial 2MiB exceeds \
-                 the maximum of 1MiB; raise `max`";
+    let above = "invalid argument of DEVICE in `cuda_async:initial=2MiB,max=1MiB`: the initial size of 2MiB \
+                 exceeds the maximum of 1MiB; raise `max`";
     let options = defaults().initial_bytes(2 * MIB).maximum_bytes(Some(MIB));
     assert_eq!(refused(options), (ErrorKind::InvalidArgument, above.to_owned()));
     let (kind, text) = refused(defaults().initial_bytes(1 << 60));
@@ -131,8 +133,8 @@ fn more_than_the_maximum_is_out_of_memory() {
     let (kind, text) = said(refused);
     assert_eq!(kind, ErrorKind::OutOfMemory);
     for part in [
-        "out of memory for 3MiB on stream 0 of DEVICE in `cuda_async:max=2MiB`: the pool may never hold that \
-         many bytes; raise its maximum: it was 1MiB short",
+        "out of memory for 3MiB on stream 0 of DEVICE in `cuda_async:max=2MiB`: the request is larger than \
+         the pool's maximum; raise the maximum: it was 1MiB short",
         "\n  - raise the maximum by 1MiB",
         "its maximum is 2MiB; the device has ",
         "caused by: cuMemAllocFromPoolAsync: CUDA_ERROR_OUT_OF_MEMORY (2)",
@@ -153,7 +155,7 @@ fn mistakes_in_a_stacks_text() {
     for (text, expected) in [
         (
             "cuda_async:handles=usb",
-            "`handles=usb` of `cuda_async`: `usb` is no kind of handle; write none, fd, fabric or \
+            "`handles=usb` of `cuda_async`: `usb` is not a kind of handle; write none, fd, fabric or \
              fd/fabric",
         ),
         (

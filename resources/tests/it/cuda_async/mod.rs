@@ -113,8 +113,8 @@ fn different_pools_unequal() {
 #[test]
 fn fabric_handles_support() {
     let options = defaults().handles(HandleTypes::FABRIC);
-    let text = "not supported of DEVICE in `cuda_async:handles=fabric`: the device has no pools with such \
-                handles; ask for another kind, or for none";
+    let text = "not supported of DEVICE in `cuda_async:handles=fabric`: the device does not support pools \
+                with these handles; choose another kind of handle, or none";
     let refused = CudaAsyncMemoryResource::new(device(), options);
     assert_eq!(said(refused), (ErrorKind::Unsupported, text.to_owned()));
 }

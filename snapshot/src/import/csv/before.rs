@@ -47,7 +47,7 @@ impl Before {
         Ok(())
     }
 
-    /// Forgets the live blocks, because another log begins, whose early blocks have no place in the recording.
+    /// Forgets the live blocks, because another log begins. Its early blocks have no place in the recording.
     pub(super) fn end_log(&mut self) {
         self.live.restart();
         self.is_later = true;

@@ -117,11 +117,12 @@ fn logs(
     }
     devices.tell(&mut recording);
     if count > 1 {
-        let text = format!("the file holds {count} logs one after the other; each begins without blocks");
+        let text =
+            format!("the file holds {count} logs one after the other; each log begins without live blocks");
         recording.unknown("several_logs", text);
     }
     if let Some(line) = text.first_other {
-        let text = format!("lines that are no rows were left out: {} (first at line {line})", text.others);
+        let text = format!("lines that are not rows were left out: {} (first at line {line})", text.others);
         recording.unknown("other_lines", text);
     }
     Ok(recording)
@@ -280,7 +281,7 @@ fn event(
     let stack = match number(column::STACK)? {
         Some(id) => {
             let known = notes.stack(id);
-            Some(known.ok_or_else(|| wrong(column::STACK, format!("stack {id} is not defined")))?)
+            Some(known.ok_or_else(|| wrong(column::STACK, format!("no row defines call stack {id}")))?)
         }
         None => None,
     };
@@ -318,8 +319,8 @@ fn cell<'a>(reader: &'a LogReader<'_>, name: &str) -> Result<&'a str, Refusal> {
 fn unknowns(recording: &mut Recording) {
     recording.unknown(
         "other_allocators",
-        "the log has neither memory allocated outside of the logged resource nor memory that the resource \
-         took from the driver",
+        "the log does not show memory that was allocated outside of the logged resource, or memory that the \
+         resource took from the driver",
     );
     recording.unknown("stacks", "the log does not say which code asked for a block");
     if recording.stream_count() > 1 {

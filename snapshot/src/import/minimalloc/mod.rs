@@ -108,7 +108,8 @@ impl Rows<'_> {
             _ if row.len() == 1 && row[0].is_empty() => Ok(()),
             Some(columns) => self.buffer(columns, row),
             None => {
-                self.header = Some(columns(row).ok_or_else(|| Refusal::new("the header lacks a column"))?);
+                self.header =
+                    Some(columns(row).ok_or_else(|| Refusal::new("the header lacks a required column"))?);
                 Ok(())
             }
         }
@@ -140,7 +141,8 @@ impl Rows<'_> {
             Some(offset) => BASE.checked_add(offset),
             None => self.place(bytes, alignment.max(256)),
         };
-        let address = address.ok_or_else(|| Refusal::new("the buffers do not fit into 64 bits"))?;
+        let address =
+            address.ok_or_else(|| Refusal::new("the sizes of all buffers together exceed 64 bits"))?;
         let event = Event {
             address,
             bytes,

@@ -36,15 +36,14 @@ pub(super) fn import(
     let table::Table { mut rows, kinds, has_streams } = database.rows(budget)?;
     if rows.is_empty() {
         return Err(Refusal::new(format!(
-            "is an export of Nsight Systems without GPU memory events; {PROFILE_AGAIN}"
+            "is an Nsight Systems export without GPU memory events; {PROFILE_AGAIN}"
         )));
     }
     let frees = rows.iter().filter(|row| !row.is_allocation).count();
     if rows.len() > 1 && rows.iter().all(|row| row.start == 0) {
         return Err(Refusal::new(
-            "is an export of Nsight Systems whose memory events all have the time 0, as under WSL, so their \
-             order is \
-             unknown; profile on Linux",
+            "is an Nsight Systems export in which all memory events have the time 0, as under WSL, so the \
+             order of the events is unknown; profile on Linux",
         ));
     }
     let mut recording = Recording::new(name, "Nsight Systems export");
@@ -58,7 +57,10 @@ pub(super) fn import(
     recording.device = u32::try_from(device).ok();
     recording.detail("memory events", rows.len());
     if rows.is_empty() {
-        return Err(Refusal::new("is an export of Nsight Systems with host memory events only"));
+        return Err(Refusal::new(
+            "is an Nsight Systems export with memory events of the host only, so there is no GPU memory to \
+             import",
+        ));
     }
     let stacks = chains::stacks(&database, &rows, &mut recording, budget)?;
     events(&mut recording, &rows, &kinds, &stacks, budget)?;
@@ -67,10 +69,11 @@ pub(super) fn import(
         recording.unknown("host_memory", text);
     }
     if frees == 0 {
-        recording.unknown("no_frees", "the export has no deallocations: blocks seem live until the end");
+        recording.unknown("no_frees", "the export shows no deallocations: blocks seem live until the end");
     }
     if !has_streams {
-        recording.unknown("streams", "the export does not name the streams: all events are on one");
+        recording
+            .unknown("streams", "the export does not name the streams: all events count as one stream's");
     }
     recording.unknown(
         "pools",
@@ -79,7 +82,7 @@ pub(super) fn import(
          missing",
     );
     if stacks.is_empty() {
-        let text = "the export has no call chains of memory: profile with `--cudabacktrace=memory`";
+        let text = "the export shows no call stacks for memory events: profile with `--cudabacktrace=memory`";
         recording.unknown("stacks", text);
     }
     Ok(recording)
@@ -100,7 +103,9 @@ fn choose(recording: &mut Recording, rows: &mut Vec<Row>, wanted: Option<u32>) -
         others.sort_unstable();
         let others: Vec<String> = others.iter().map(u64::to_string).collect();
         let others = others.join(", ");
-        return Err(Refusal::new(format!("has nothing of device {device}; it has device {others}")));
+        return Err(Refusal::new(format!(
+            "has no events of device {device}, only of device {others}; choose another one with --device"
+        )));
     }
     if rows.len() < all {
         let text = format!(

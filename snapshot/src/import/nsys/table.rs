@@ -102,7 +102,7 @@ impl Database {
         // SQLite reads the missing part of a page as zeros.
         let page: u32 = connection.query_row("PRAGMA page_size", [], |row| row.get(0)).map_err(refusal)?;
         if !bytes.is_multiple_of(page.max(1).into()) {
-            return Err(Refusal::new("is a database of SQLite that ends early; copy it again"));
+            return Err(Refusal::new("is a SQLite database that ends early; copy it again"));
         }
         Ok(Self(connection))
     }
@@ -129,9 +129,8 @@ impl Database {
         let has = |name: &str| columns.iter().any(|column| column == name);
         if let Some(missing) = ["start", "address", "memoryOperationType"].iter().find(|name| !has(name)) {
             return Err(Refusal::new(format!(
-                "is an export of Nsight Systems whose {EVENTS} lacks the column {missing}; export again \
-                 with a \
-                 newer version"
+                "is an Nsight Systems export whose table {EVENTS} lacks the column {missing}; export again \
+                 with a newer version"
             )));
         }
         let kinds = self.labels("ENUM_CUDA_MEM_KIND")?;
@@ -175,15 +174,18 @@ impl Database {
             statement.query_row([EVENTS], |row| row.get(0)).optional().map_err(refusal)?;
         match is_table {
             Some(true) => Ok(()),
-            Some(false) => Err(Refusal::new(format!("has {EVENTS}, but not as a table: refused"))),
+            Some(false) => Err(Refusal::new(format!(
+                "has {EVENTS}, but not as a plain table; it is not from Nsight Systems, and reading it could \
+                 run code"
+            ))),
             None => {
                 let sql = "SELECT count(*) FROM sqlite_master WHERE name IN ('StringIds', 'TARGET_INFO_GPU', \
                            'META_DATA_CAPTURE', 'ANALYSIS_DETAILS')";
                 let parts: i64 = self.0.query_row(sql, [], |row| row.get(0)).map_err(refusal)?;
                 Err(Refusal::new(if parts > 0 {
-                    format!("is an export of Nsight Systems without {EVENTS}; {PROFILE_AGAIN}")
+                    format!("is an Nsight Systems export without the table {EVENTS}; {PROFILE_AGAIN}")
                 } else {
-                    "is a database of SQLite, but not an export of Nsight Systems".to_owned()
+                    "is a SQLite database, but not an Nsight Systems export".to_owned()
                 }))
             }
         }
@@ -276,9 +278,9 @@ fn is_allocation(operation: i64, labels: &HashMap<i64, String>) -> bool {
 fn refusal(error: rusqlite::Error) -> Refusal {
     if error.sqlite_error_code() == Some(ErrorCode::OperationInterrupted) {
         return Refusal::new(
-            "is a database of SQLite that takes more steps to read than its size allows: its pages refer to \
-             each other in circles, or it is damaged; export it again",
+            "is a SQLite database that takes too many steps to read for its size. It is damaged, or its \
+             pages refer to each other in a circle; export it again",
         );
     }
-    Refusal::new(format!("is a database of SQLite that cannot be read ({error}); is it complete?"))
+    Refusal::new(format!("is a SQLite database that cannot be read ({error}); copy or export it again"))
 }

@@ -224,7 +224,9 @@ impl Machine<'_, '_> {
     fn stop(&mut self) -> Done<Value> {
         match (self.marks.len(), self.stack.len(), self.stack.pop()) {
             (0, 1, Some(value)) => Ok(value),
-            (_, height, _) => self.refuse(&format!("the pickle ends with {height} values instead of one")),
+            (_, height, _) => {
+                self.refuse(&format!("the pickle ends with {height} values on its stack instead of one"))
+            }
         }
     }
 
@@ -283,7 +285,7 @@ impl Machine<'_, '_> {
 
     fn mark(&mut self) -> Done {
         if self.marks.len() >= MAX_DEPTH {
-            return self.refuse(&format!("more than {MAX_DEPTH} collections are open inside each other"));
+            return self.refuse(&format!("more than {MAX_DEPTH} collections are nested in each other"));
         }
         self.marks.push(self.stack.len());
         Ok(())
@@ -293,7 +295,7 @@ impl Machine<'_, '_> {
     fn close(&mut self) -> Done<usize> {
         match self.marks.pop() {
             Some(height) => Ok(height),
-            None => self.refuse("no mark is open"),
+            None => self.refuse("the pickle closes a collection that it never opened"),
         }
     }
 
@@ -302,7 +304,7 @@ impl Machine<'_, '_> {
         let floor = self.marks.last().copied().unwrap_or(0);
         match self.stack.len().checked_sub(count) {
             Some(height) if height >= floor => Ok(height),
-            _ => self.refuse("the stack lacks the values"),
+            _ => self.refuse("the pickle's stack has too few values"),
         }
     }
 
@@ -320,7 +322,7 @@ impl Machine<'_, '_> {
         let floor = self.marks.last().copied().unwrap_or(0);
         match from.checked_sub(1) {
             Some(at) if at >= floor => Ok(self.stack.at(at)),
-            _ => self.refuse("the stack lacks the list or dictionary"),
+            _ => self.refuse("the pickle's stack has no list or dictionary here"),
         }
     }
 
@@ -355,7 +357,9 @@ impl Machine<'_, '_> {
         let from = self.below(1)?;
         let value = self.stack.at(from);
         if number > self.memo.len() + MAX_GAP {
-            return self.refuse(&format!("the memo index {number} is far above the previous ones"));
+            return self.refuse(&format!(
+                "the pickle stores a value at index {number} of its memo, far above the previous ones"
+            ));
         }
         while self.memo.len() <= number {
             self.memo.push(Value::ABSENT, self.budget)?;
@@ -367,7 +371,8 @@ impl Machine<'_, '_> {
     fn recall(&mut self, number: usize) -> Done {
         match self.memo.get(number).filter(|value| *value != Value::ABSENT) {
             Some(value) => self.push(value),
-            None => self.refuse(&format!("the memo has no value {number}")),
+            None => self
+                .refuse(&format!("the pickle refers to value {number} of its memo, which it never stored")),
         }
     }
 

@@ -277,7 +277,7 @@ fn choose(
         others.sort_unstable();
         let others: Vec<String> = others.iter().take(16).map(u32::to_string).collect();
         return Err(Refusal::new(format!(
-            "has nothing of device {wanted}; it has device {}",
+            "has no memory of device {wanted}, only of device {}; choose another one with --device",
             others.join(", ")
         )));
     }
@@ -309,15 +309,16 @@ fn describe(recording: &mut Recording, samples: &[Sample<'_>], left_out: u64, ti
     if time > 0 {
         recording.detail("time in ns since 1970", time);
     }
-    recording.unknown("no_trace", "the profile has no events: the peak and the order of calls are not known");
-    recording.unknown("addresses", "the profile has no addresses: each buffer gets its own");
+    recording
+        .unknown("no_trace", "the profile shows no events: the peak and the order of calls are not known");
+    recording.unknown("addresses", "the profile shows no addresses: each buffer gets its own address");
     recording.unknown(
         "pools",
-        "the profile has live buffers and executables: temporary memory of executables and free memory are \
-         missing",
+        "the profile shows live buffers and executables, but no temporary memory of executables and no free \
+         memory",
     );
     if samples.iter().any(|sample| sample.device.is_none()) {
-        let text = "the profile does not tell on which device an executable is: it counts on each";
+        let text = "the profile does not say which device an executable is on: it counts on each device";
         recording.unknown("executables", text);
     }
     if left_out > 0 {

@@ -51,7 +51,7 @@ pub(super) fn describe(
     let malformed = start.malformed + state.malformed + state.unknown_states;
     if malformed > 0 {
         let text =
-            format!("entries, segments and blocks that PyTorch does not write were left out: {malformed}");
+            format!("entries, segments and blocks that PyTorch never writes were left out: {malformed}");
         recording.unknown("malformed_entries", text);
     }
     if start.odd_segments > 0 {
@@ -82,9 +82,8 @@ pub(super) fn describe(
     if recording.stream_count() > 1 {
         recording.unknown(
             "stream_order",
-            "a snapshot does not say which other streams used a block, nor how the streams are ordered: \
-             a \
-             free is on the stream of its allocation",
+            "a snapshot does not say which other streams used a block, nor how the streams are ordered: each \
+             free counts on the stream of its allocation",
         );
     }
 }
@@ -96,41 +95,41 @@ fn trace(recording: &mut Recording, start: &Start, facts: &Facts) {
     let entries = start.entries;
     if entries == 0 {
         let text = format!(
-            "the file has no trace, only the state with {early} live: neither the order of allocations nor \
-             any freed block is known; {HOW_TO_RECORD}"
+            "the file has no trace, only the state of memory with {early} live: the order of allocations and \
+             the freed blocks are not known; {HOW_TO_RECORD}"
         );
         recording.unknown("no_trace", text);
         return;
     }
     if entries == 1 && early_blocks > 1 {
         let text = format!(
-            "the trace has one entry, as with enabled=\"state\": {early} were live before it, and their \
-             history is not known; {HOW_TO_RECORD}"
+            "the trace has only one entry, as with enabled=\"state\": {early} were live before this entry, \
+             and their history is not known; {HOW_TO_RECORD}"
         );
         recording.unknown("no_trace", text);
     } else if has_wrapped(start, facts) {
         let text = format!(
-            "the trace begins with {early} live, and has exactly {entries} entries, so its ring was probably \
-             full and earlier events are lost; record with a larger max_entries"
+            "the trace begins with {early} live, and has exactly {entries} entries, so PyTorch probably \
+             overwrote earlier events; record with a larger max_entries"
         );
         recording.unknown("ring_wrapped", text);
     } else if early_blocks > 0 {
         let text = format!(
             "the trace begins with {early} live; their allocations and all earlier frees are not known, \
-             because recording began late or the ring was full"
+             because recording began late or PyTorch overwrote earlier events"
         );
         recording.unknown("began_late", text);
     }
     if !facts.knows_completions {
         recording.unknown(
             "no_completions",
-            "the trace has no free_completed: a block counts as free when the program frees it, even if \
-             other streams still use it",
+            "the trace has no free_completed events: a block counts as free when the program frees it, even \
+             if other streams still use it",
         );
     } else if start.requested == 0 && start.completed > 1 {
         recording.unknown(
             "no_requests",
-            "the trace has no free_requested: it is not known how long record_stream held blocks",
+            "the trace has no free_requested events: it is not known how long record_stream held blocks",
         );
     }
     let known = entries - start.malformed;

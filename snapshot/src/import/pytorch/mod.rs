@@ -121,7 +121,7 @@ fn parts(values: &Values, root: Value) -> Result<Parts, Refusal> {
     }
     let Some(segments) = values.get(root, "segments").filter(|list| list.is_list()) else {
         return Err(Refusal::new(format!(
-            "is a pickle, but not a memory snapshot of PyTorch: {}; write one with \
+            "is a pickle, but not a PyTorch memory snapshot: {}; write one with \
              torch.cuda.memory._dump_snapshot(\"snapshot.pickle\")",
             described(values, root)
         )));
@@ -197,7 +197,10 @@ fn choose(devices: &[Device], wanted: Option<u32>) -> Result<Device, Refusal> {
     };
     devices.iter().copied().find(|device| device.ordinal == u64::from(wanted)).ok_or_else(|| {
         let ordinals: Vec<String> = devices.iter().map(|device| device.ordinal.to_string()).collect();
-        Refusal::new(format!("has nothing of device {wanted}; it has device {}", ordinals.join(", ")))
+        Refusal::new(format!(
+            "has no memory of device {wanted}, only of device {}; choose another one with --device",
+            ordinals.join(", ")
+        ))
     })
 }
 

@@ -138,8 +138,8 @@ impl Reader<'_> {
         for block in blocks.into_iter().flat_map(|blocks| values.items(blocks)) {
             self.visits = self.visits.checked_sub(1).ok_or_else(|| {
                 Refusal::new(
-                    "is a snapshot whose segments share one list of blocks many times over, which PyTorch \
-                     never writes: refused",
+                    "is a snapshot in which many segments share one list of blocks; PyTorch never writes \
+                     that, so the file is refused",
                 )
             })?;
             self.block(block, stream, &mut next)?;

@@ -217,7 +217,7 @@ impl<'a> Walk<'a> {
             }
             Some((start, live)) if start.saturating_add(live.bytes) > address => {
                 self.check.overlaps += 1;
-                self.first(|| format!("the block at {address:#x} overlaps the one at {start:#x}"));
+                self.first(|| format!("the block at {address:#x} overlaps the block at {start:#x}"));
             }
             _ => {}
         }
@@ -243,7 +243,9 @@ impl<'a> Walk<'a> {
         }
         self.check.extra_blocks = self.live.len() as u64;
         if let Some(address) = self.live.keys().next().copied() {
-            self.first(|| format!("the block at {address:#x} is live at the end, but not in the state"));
+            self.first(|| {
+                format!("the block at {address:#x} is live after the last event, but not in the state")
+            });
         }
         self.live.clear();
         self.recording.check = Some(std::mem::take(&mut self.check));
@@ -268,17 +270,29 @@ impl<'a> Walk<'a> {
                     self.check.equal_blocks += 1;
                 } else {
                     self.check.other_phases += 1;
-                    self.first(|| format!("the block at {address:#x} waits for streams in only one of them"));
+                    self.first(|| {
+                        format!(
+                            "the block at {address:#x} waits for streams either after the last event or in \
+                             the state, but not in both"
+                        )
+                    });
                 }
             }
             Some(live) => {
                 self.check.other_sizes += 1;
                 let size = live.bytes;
-                self.first(|| format!("the block at {address:#x} has {size} bytes, {bytes} in the state"));
+                self.first(|| {
+                    format!(
+                        "the block at {address:#x} has {size} bytes in the events, but {bytes} bytes in the \
+                         state"
+                    )
+                });
             }
             None => {
                 self.check.missing_blocks += 1;
-                self.first(|| format!("the block at {address:#x} is in the state, but not live at the end"));
+                self.first(|| {
+                    format!("the block at {address:#x} is in the state, but not live after the last event")
+                });
             }
         }
         Ok(())

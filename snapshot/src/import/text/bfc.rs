@@ -1,4 +1,5 @@
-//! What the allocator of TensorFlow and XLA (BFC) logs when memory runs out: its chunks, or their sums.
+//! The dumps that TensorFlow's and XLA's allocator (BFC) logs when memory runs out: its chunks, or their
+//! sums.
 //!
 //! The lines come from `bfc_allocator.cc`, with any prefix. A dump names the failed request, then each chunk
 //! with its address and size, then sums by size, then statistics. Logs of JAX often lack the chunks.
@@ -306,11 +307,13 @@ impl Dumps {
         let state = dump.state(budget)?;
         let live = state.live_bytes();
         if regions > listed && has_chunks {
-            let text =
-                format!("the chunks have {listed} bytes, and their regions {regions}: lines are missing");
+            let text = format!(
+                "the chunks have {listed} bytes, but their regions have {regions} bytes: lines are missing"
+            );
             self.difference.get_or_insert(text);
         } else if let Some(in_use) = in_use.filter(|&bytes| bytes != live) {
-            let text = format!("the chunks in use have {live} bytes, and the allocator counted {in_use}");
+            let text =
+                format!("the chunks in use have {live} bytes, but the allocator counted {in_use} bytes");
             self.difference.get_or_insert(text);
         }
         self.states.add(recording, state, budget)
@@ -323,7 +326,8 @@ impl Dumps {
             return match others {
                 0 => Ok(None),
                 _ => Err(Refusal::new(format!(
-                    "has nothing of the device: its dumps of the host's memory are {}, of other devices {}",
+                    "has no dump of this device's memory, but {} of the host's memory and {} of other \
+                     devices",
                     self.host, self.other_devices
                 ))),
             };
@@ -335,11 +339,14 @@ impl Dumps {
                 recording.detail(name, bytes);
             }
         }
-        recording.unknown("no_trace", "the log has no events: how the memory came to this is not known");
+        recording.unknown(
+            "no_trace",
+            "the log shows the memory at one moment: the events before it are not known",
+        );
         recording.unknown("rounded", "sizes of chunks are as the allocator rounded them");
         if self.has_sizes {
-            let text =
-                "the log lacks the chunks of a dump: blocks have no addresses, and free memory is not known";
+            let text = "the log does not show the chunks of a dump: blocks have no addresses, and free \
+                        memory is not known";
             recording.unknown("no_addresses", text);
         }
         if self.has_sums {

@@ -29,12 +29,12 @@ const NO_FIGURES: &str = "says that memory ran out, but without figures; record 
 const HINTS: [(&str, &str); 6] = [
     (
         "PyTorch CUDA memory summary",
-        "is the output of torch.cuda.memory_summary(), which has sums and no blocks; write a snapshot with \
-         torch.cuda.memory._dump_snapshot(\"snapshot.pickle\")",
+        "is the output of torch.cuda.memory_summary(), which shows sums, but no blocks; write a snapshot \
+         with torch.cuda.memory._dump_snapshot(\"snapshot.pickle\")",
     ),
     (
         "NVIDIA-SMI ",
-        "is the output of nvidia-smi, which has one sum for each process; profile the program with \
+        "is the output of nvidia-smi, which shows only one sum for each process; profile the program with \
          `nsys profile --cuda-memory-usage=true` and export with `nsys export --type sqlite`",
     ),
     ("CUDA error: out of memory", NO_FIGURES),

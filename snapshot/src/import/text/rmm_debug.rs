@@ -163,7 +163,7 @@ impl Log {
     fn finish(self, mut recording: Recording) -> Result<Recording, Refusal> {
         if recording.is_empty() {
             return Err(Refusal::new(
-                "is RMM's debug log without failed requests or blocks; record the blocks with \
+                "is RMM's debug log, but shows no failed request and no block; record the blocks with \
                  rmm.reinitialize(logging=True, log_file_name=\"rmm.csv\")",
             ));
         }
@@ -172,13 +172,15 @@ impl Log {
             recording.detail(Recording::LIMIT_BYTES, most);
         }
         if self.blocks == 0 {
-            let text = "the log has only failed requests: which blocks were live is not known";
+            let text = "the log shows only failed requests: the live blocks are not known";
             recording.unknown("no_blocks", text);
             recording.unknown("no_trace", "record the blocks with rmm.reinitialize(logging=True)");
         }
         recording.unknown("stacks", "the log does not say which code asked for a block");
-        recording
-            .unknown("other_allocators", "the log lacks memory that was allocated outside of RMM's pool");
+        recording.unknown(
+            "other_allocators",
+            "the log does not show memory that was allocated outside of RMM's pool",
+        );
         Ok(recording)
     }
 }

@@ -22,7 +22,7 @@ pub(super) fn is_start(line: &str) -> bool {
     })
 }
 
-/// Returns what the tool says in a line.
+/// Returns the tool's message in a line.
 fn message(line: &str) -> Option<&str> {
     line.split_once(MARK).map(|(_, text)| text.trim())
 }
@@ -128,16 +128,18 @@ impl Report {
         self.end_leak(&mut recording, budget)?;
         if self.leaks == 0 {
             return Err(Refusal::new(
-                "is a report of compute-sanitizer without leaks; run `compute-sanitizer --tool memcheck \
-                 --leak-check full PROGRAM`; a program that leaks nothing has no blocks to show",
+                "is a compute-sanitizer report without leaks; run `compute-sanitizer --tool memcheck \
+                 --leak-check full PROGRAM`. If the program leaks nothing, there are no blocks to show",
             ));
         }
         States::default().add(&mut recording, self.state, budget)?;
         recording.detail("leaks", self.leaks);
+        recording.unknown(
+            "leaks_only",
+            "the report shows only blocks that were never freed, at the program's end",
+        );
         recording
-            .unknown("leaks_only", "the report has only blocks that were never freed, at the program's end");
-        recording
-            .unknown("no_trace", "the report has no events: the peak and the order of calls are not known");
+            .unknown("no_trace", "the report shows no events: the peak and the order of calls are not known");
         recording.unknown(
             "pools",
             "the report shows memory that the process took from the driver: blocks inside pools are missing",
@@ -158,7 +160,7 @@ impl Report {
             None => recording.unknown("rest_missing", "the report has no summary: its end is missing"),
         }
         if self.failed > 0 {
-            let text = format!("failed requests, whose sizes the report does not tell: {}", self.failed);
+            let text = format!("failed requests, whose sizes the report does not show: {}", self.failed);
             recording.unknown("failures", text);
         }
         Ok(recording)

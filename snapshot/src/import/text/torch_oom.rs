@@ -49,7 +49,7 @@ struct Message {
     wanted: u64,
     capacity: Option<u64>,
     free: Option<u64>,
-    /// What the program may use, if it set a fraction.
+    /// The bytes that the program may use, if it set a fraction.
     allowed: Option<u64>,
     allocated: Option<u64>,
     /// The part of the allocated bytes in private pools.
@@ -323,7 +323,8 @@ impl Messages {
                 let device =
                     self.device.flatten().map_or("no device".to_owned(), |device| format!("device {device}"));
                 return Err(Refusal::new(format!(
-                    "has no message about device {wanted}; its messages name {device}"
+                    "has no message about device {wanted}, only about {device}; choose another one with \
+                     --device"
                 )));
             }
             return Ok(None);
@@ -353,24 +354,26 @@ impl Messages {
     fn unknowns(&self, recording: &mut Recording, message: &Message) {
         recording.unknown(
             "sums_only",
-            "the message has only sums: blocks and free memory are drawn as one piece, or as pieces smaller \
-             than the request, and nothing tells which code holds them",
+            "the message shows only sums: blocks and free memory are drawn as one piece, or as pieces \
+             smaller than the request. Which code holds the blocks is not known",
         );
         recording.unknown("rounded", "the message rounds each size to two decimals of its unit: up to 5 MiB");
-        recording.unknown("no_trace", "the message has no events: how the memory came to this is not known");
+        recording.unknown(
+            "no_trace",
+            "the message shows the memory at one moment: the events before it are not known",
+        );
         if message.allocated.is_none() {
-            recording.unknown("no_sums", "the message does not tell how much PyTorch used");
+            recording.unknown("no_sums", "the message does not say how much PyTorch used");
         } else if message.reserved.is_none() {
-            recording.unknown("segments", "the message does not tell how much the allocator held");
+            recording.unknown("segments", "the message does not say how much the allocator held");
         }
         if message.process.is_none() && message.others.len() == 1 {
-            let text =
-                "the message counts one process and does not tell whether it is this one, as in a container";
+            let text = "the message counts one process, and does not say whether it is this process, as in a \
+                        container";
             recording.unknown("processes", text);
         }
         if self.repeated > 0 {
-            let text =
-                format!("messages that came again with the same figures count once: {}", self.repeated);
+            let text = format!("repeated messages with the same figures count once: {}", self.repeated);
             recording.unknown("repeated", text);
         }
         if self.other_devices > 0 {

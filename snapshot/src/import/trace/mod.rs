@@ -1,8 +1,8 @@
 //! Traces of torch.profiler, as Chrome and Perfetto show them: their memory events (`profile_memory=True`).
 //!
-//! An event has an address, a size with a sign, the device, and what the allocator used and held after it. A
-//! trace has no streams and no segments. Blocks from before the trace show up if they are freed in it; the
-//! sum tells the rest.
+//! An event has an address, a size with a sign, the device, and the bytes that the allocator used and held
+//! after the event. A trace has no streams and no segments. Blocks from before the trace show up if they are
+//! freed in it; the sum tells the rest.
 
 mod guard;
 mod json;
@@ -112,7 +112,7 @@ fn wrong(error: serde_json::Error) -> Refusal {
     if is_io {
         return std::io::Error::from(error).into();
     }
-    Refusal::at_line(line, format!("is a trace that is no correct JSON, at column {column}; export it again"))
+    Refusal::at_line(line, format!("is a trace with invalid JSON at column {column}; export it again"))
 }
 
 impl Sink for Trace<'_> {
@@ -233,7 +233,9 @@ impl Trace<'_> {
             others.sort_unstable();
             let others: Vec<String> = others.iter().take(16).map(u32::to_string).collect();
             let others = others.join(", ");
-            return Err(Refusal::new(format!("has nothing of device {device}; it has device {others}")));
+            return Err(Refusal::new(format!(
+                "has no events of device {device}, only of device {others}; choose another one with --device"
+            )));
         }
         self.recording.device = Some(device);
         Ok(all - self.events.len())
@@ -324,24 +326,25 @@ impl Trace<'_> {
         if let Some(bytes) = sums.most_reserved {
             recording.detail("most bytes reserved", bytes);
         }
-        recording.unknown("segments", "the trace has no segments: fragmentation is not known");
-        recording.unknown("streams", "the trace does not name the streams: all events are on one");
+        recording.unknown("segments", "the trace does not show segments: fragmentation is not known");
+        recording.unknown("streams", "the trace does not name the streams: all events count as one stream's");
         recording.unknown("rounded", "sizes are as the allocator rounded them");
         let live = recording.sums().live_bytes;
         if let Some(last) = sums.last.filter(|&last| last != live) {
-            let text = format!("the events leave {live} bytes live, and the allocator counted {last}");
+            let text = format!("the events leave {live} bytes live, but the allocator counted {last} bytes");
             recording.unknown("sums_differ", text);
         }
         if rest > 0 {
             let text =
-                "blocks from before the trace that it never frees are one block: only their sum is known";
+                "older blocks that the trace never frees are drawn as one block: only their sum is known";
             recording.unknown("blocks_before", text);
         }
         if !has_calls {
-            let text = "the trace has no calls: record with torch.profiler.profile(with_stack=True)";
+            let text = "the trace does not show which code allocates: record with \
+                        torch.profiler.profile(with_stack=True)";
             recording.unknown("stacks", text);
         } else if !self.has_python {
-            let text = "the trace has operators but no Python functions: record with with_stack=True";
+            let text = "the trace shows operators, but no Python functions: record with with_stack=True";
             recording.unknown("stacks", text);
         }
         if self.host > 0 {
@@ -365,7 +368,7 @@ struct Sums {
     events: usize,
     /// How many events of other devices there are.
     left_out: usize,
-    /// What the allocator used after the last event.
+    /// The bytes that the allocator used after the last event.
     last: Option<u64>,
     most_reserved: Option<u64>,
 }

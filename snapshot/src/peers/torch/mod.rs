@@ -18,7 +18,7 @@ use settings::Settings;
 /// Builds `torch` from text.
 pub(super) const ENTRY: LayerEntry = LayerEntry {
     name: "torch",
-    about: "a model of PyTorch's native caching allocator, to compare with",
+    about: "a model of PyTorch's native caching allocator, for comparison",
     params: Settings::PARAMS,
     kind: LayerKind::ReadBase(|params| {
         let (settings, limit) = Settings::read(params)?;
@@ -146,7 +146,8 @@ impl Model for Allocator {
             memory.release_all();
         });
         if let Err(error) = released {
-            tracing::error!(target: "millpond::replay", %error, "a model could not give memory back");
+            tracing::error!(target: "millpond::replay", %error, "a model could not return memory to the \
+                driver");
         }
         for event in self.events.drain(..) {
             // SAFETY: the event is ours, and is not used again.

@@ -58,19 +58,28 @@ impl Default for Settings {
 impl Settings {
     /// The parameters of the layer `torch`, named like PyTorch's settings.
     pub(crate) const PARAMS: &[(&'static str, &'static str)] = &[
-        ("max_split_size_mb", "blocks from this many MiB on are not split (default: all are)"),
-        ("max_non_split_rounding_mb", "how many MiB such a block may exceed a request (default 20)"),
+        (
+            "max_split_size_mb",
+            "blocks of this many MiB or more are not split (default: all blocks are split)",
+        ),
+        (
+            "max_non_split_rounding_mb",
+            "by how many MiB a block that is not split may exceed the request (default 20)",
+        ),
         (
             "roundup_power2_divisions",
-            "steps between powers of two that sizes are rounded to: a number, or \
-             \"[256:1,512:2,>:8]\" by MiB (default: multiples of 512 bytes)",
+            "the number of steps between two powers of two; sizes are rounded up to a step: 8, or by MiB as \
+             in \"[256:1,512:2,>:8]\" (default: multiples of 512 bytes)",
         ),
         (
             "garbage_collection_threshold",
             "the share of `limit` from which unused segments are freed (default: never)",
         ),
-        ("expandable_segments", "True: segments grow (default False)"),
-        ("large_segment_size_mb", "the segment of requests from 1 MiB up to half of it (default 20)"),
+        ("expandable_segments", "True: segments can grow (default False)"),
+        (
+            "large_segment_size_mb",
+            "the size in MiB of segments for requests from 1 MiB up to half of this size (default 20)",
+        ),
         ("limit", "the most bytes of all segments, like set_per_process_memory_fraction (default: none)"),
     ];
 
@@ -87,7 +96,7 @@ impl Settings {
         if settings.max_split <= settings.large_segment {
             let (split, segment) = (settings.max_split / MIB, settings.large_segment / MIB);
             return Err(Error::invalid_stack(format!(
-                "`max_split_size_mb={split}` of `torch` is not above `large_segment_size_mb={segment}`"
+                "`max_split_size_mb={split}` of `torch` must be larger than `large_segment_size_mb={segment}`"
             )));
         }
         let limit = params.get("limit")?;
@@ -145,25 +154,26 @@ impl Settings {
     /// Sets a setting of PyTorch's variable.
     pub(crate) fn set(&mut self, name: &str, text: &str) -> std::result::Result<(), String> {
         let number = || text.parse::<u64>().map_err(|_| "it must be a whole number".to_owned());
-        let mib = || number()?.checked_mul(MIB).ok_or_else(|| "no device has that much".to_owned());
+        let mib = || number()?.checked_mul(MIB).ok_or_else(|| "no device has so much memory".to_owned());
         match name {
             "max_split_size_mb" => {
                 self.max_split = mib()?;
                 if self.max_split <= LEAST_SPLIT {
-                    return Err("PyTorch accepts only more than 20".to_owned());
+                    return Err("PyTorch accepts only more than 20 MiB".to_owned());
                 }
             }
             "max_non_split_rounding_mb" => self.max_non_split_rounding = mib()?,
             "large_segment_size_mb" => {
                 self.large_segment = mib()?;
                 if self.large_segment < 4 * MIB {
-                    return Err("it must be at least 4".to_owned());
+                    return Err("it must be at least 4 MiB".to_owned());
                 }
             }
             "garbage_collection_threshold" => {
-                let share: f64 = text.parse().map_err(|_| "it must be a share of 1".to_owned())?;
+                let share: f64 =
+                    text.parse().map_err(|_| "it must be a number between 0 and 1".to_owned())?;
                 if !(0.0..1.0).contains(&share) {
-                    return Err("it must be a share between 0 and 1".to_owned());
+                    return Err("it must be a number between 0 and 1".to_owned());
                 }
                 self.garbage_collection = share;
             }
