@@ -23,6 +23,7 @@ mod foreign_code;
 mod foreign_streams;
 mod host_memory;
 mod initial;
+mod interruptions;
 mod layer_docs;
 mod long_run;
 mod many_streams;
