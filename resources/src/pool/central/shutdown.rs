@@ -24,10 +24,6 @@ impl<R: DeviceMemoryResource> Drop for Central<R> {
         }
         // A pool that asks this one for memory waits for the end, and then the device has the memory.
         let _turn = self.core.turns.enter();
-        if !self.health.is_lost() {
-            // If that fails, the synchronisation below waits for all streams.
-            let _ = self.core.wait_for_owners(None);
-        }
         let was_reset = self.driver.was_reset();
         if self.health.is_lost() && !was_reset {
             return;
