@@ -303,6 +303,17 @@ mod tests {
         assert!(regions(64 * MIB).take_span(of_any, 65 * MIB, &request(65 * MIB), false).is_none());
     }
 
+    /// A free block that holds the wanted bytes is better than the best fit for the request.
+    #[test]
+    fn a_span_comes_from_a_block_of_the_wanted_size() {
+        let mut regions = regions(2 * MIB);
+        regions.heap.add_region(1 << 41, 6 * MIB, ANY_STREAM, 7);
+        let span = regions.take_span(Whose::Of(ANY_STREAM, 7), 4 * MIB, &request(4096), false);
+        let span = span.expect("there is room");
+        assert_eq!((span.base, span.bytes), (1 << 41, 4 * MIB));
+        regions.validate();
+    }
+
     /// A region counts for the pool's maximum while a task takes it, and as returning until upstream has it
     /// back.
     #[test]

@@ -60,6 +60,16 @@ fn an_arena_takes_half_of_what_is_free() {
     assert_eq!(device.live_bytes(), 0);
 }
 
+#[test]
+fn an_arena_finds_its_blocks_by_address() {
+    let arena = build("cuda+arena:size=64MiB", &device()).expect("the device has as much");
+    let ptr = arena.allocate_bytes(1000, S).expect("there is room");
+    let found = arena.block_at(ptr).map(|block| (block.address, block.bytes));
+    assert_eq!(found, Some((ptr.address(), 1000)));
+    put(&arena, [(ptr, 1000)], S);
+    assert_eq!(arena.block_at(ptr), None);
+}
+
 /// RMM: AllocateNinetyPercent.
 #[test]
 fn most_of_an_arena_can_be_one_block() {

@@ -58,9 +58,25 @@ fn in_a_fork(body: impl FnOnce() -> bool) -> bool {
     libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 0
 }
 
+/// Ends the process with a failure if the decay thread does not end.
+extern "C" fn fail_if_the_thread_is_left() {
+    // The system may list a thread for a moment after its end.
+    for _ in 0..10_000 {
+        if threads() == 0 {
+            return;
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    // SAFETY: the process is at its end.
+    unsafe { libc::_exit(1) };
+}
+
 #[test]
 fn one_thread_serves_all_pools_while_there_are_any() {
     own_process::run(|| {
+        // The handlers of a process run in reverse order: this one after the pools' own.
+        // SAFETY: the handler does not unwind.
+        assert_eq!(unsafe { libc::atexit(fail_if_the_thread_is_left) }, 0);
         let soon = PoolLayer::new().decay(Decay::Over(Duration::from_millis(20)));
         let never = [PoolLayer::new().decay(Decay::Off), soon.pages(PagesMode::Off)].map(pool);
         never.iter().for_each(use_and_free);
@@ -91,6 +107,11 @@ fn one_thread_serves_all_pools_while_there_are_any() {
         assert_eq!(threads(), 1, "there is one more pool");
         drop((never, late));
         until(|| threads() == 0);
+        let forked = in_a_fork(|| {
+            let _fresh = pool(soon);
+            std::fs::read_dir("/proc/self/task").is_ok_and(|threads| threads.count() == 1)
+        });
+        assert!(forked, "a forked process starts no thread");
 
         a_fork_waits_for_the_step(soon);
         pools_end_in_the_middle_of_a_step(soon);

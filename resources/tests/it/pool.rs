@@ -186,3 +186,12 @@ fn trim_releases_everything_after_earlier_failures() {
         assert_eq!(pool.pool_bytes(), 0, "call {failing} had failed");
     }
 }
+
+#[test]
+fn a_report_has_the_maximum_only_if_there_is_one() {
+    for (layer, limit) in [(PoolLayer::new(), None), (PoolLayer::new().maximum_bytes(MOST), Some(MOST))] {
+        let cuda = CudaMemoryResource::new(SimDevice::new(SimConfig::h200()));
+        let report = cuda.layer(layer.pages(PagesMode::On)).expect("an empty pool").memory_report();
+        assert_eq!(report.layers[0].limit_bytes, limit);
+    }
+}

@@ -13,8 +13,8 @@ use millpond_core::{
     DeviceMemoryResource, DeviceMemoryResourceExt, DevicePtr, DriverError, Error, ErrorKind, Layout, Result,
     StreamRef,
 };
-use millpond_driver::CallKind;
 use millpond_driver::sim::{FaultPlan, SimConfig, SimDevice, SimMachine};
+use millpond_driver::{CallKind, CountingDriver};
 use millpond_resources::{
     CallbackMemoryResource, CudaMemoryResource, PagesMode, PoolLayer, PoolMemoryResource,
 };
@@ -256,4 +256,21 @@ fn an_impossible_request_asks_little() {
         let capturing = calls.iter().filter(|call| call.contains("IsCapturing")).count();
         assert!(capturing <= 1, "the report alone asks: {calls:?}");
     }
+}
+
+/// A growth that maps only free memory of the pool asks the driver nothing about the device.
+#[test]
+fn a_growth_without_new_memory_does_not_read_the_device() {
+    let counter = CountingDriver::new(SimDevice::new(SimConfig::h200()));
+    let layer = PoolLayer::new().pages(PagesMode::On);
+    let pool = CudaMemoryResource::new(counter.clone()).layer(layer).expect("an empty pool");
+    let blocks = [(); 4].map(|()| pool.allocate_bytes(16 * MIB, S).expect("there is room"));
+    give(&pool, blocks[0], 16 * MIB);
+    give(&pool, blocks[2], 16 * MIB);
+    let readings = || counter.counts().get(CallKind::MemGetInfo).calls;
+    let (reserved, read, maps) =
+        (pool.pool_bytes(), readings(), counter.counts().get(CallKind::MemMap).calls);
+    pool.allocate_bytes(32 * MIB, S).expect("both free blocks together");
+    assert_eq!((pool.pool_bytes(), readings()), (reserved, read));
+    assert!(counter.counts().get(CallKind::MemMap).calls > maps, "the pool maps its memory again");
 }

@@ -19,6 +19,8 @@ use tracing::{Event, Level, Subscriber};
 use tracing_subscriber::layer::{Context, Layer, SubscriberExt};
 use tracing_subscriber::registry::LookupSpan;
 
+use crate::looks::decay_pools;
+
 const MIB: u64 = 1 << 20;
 const S: StreamRef = StreamRef::LEGACY;
 
@@ -255,5 +257,27 @@ fn each_free_is_counted_where_the_block_went() {
         assert_eq!(told("evicted cached blocks"), frees().evicted);
         assert_eq!(told("flushed caches"), frees().flushed);
         assert_eq!(pool.statistics().expect("as before").deallocations, 212);
+    });
+}
+
+/// The blocks that decay flushes from an idle thread's caches are counted.
+#[test]
+fn each_block_that_decay_flushes_is_counted() {
+    Collector::of(|collector| {
+        let pool = stack("cuda+pool:pages=on", &SimDevice::new(SimConfig::h200()));
+        let use_small = |count: usize| {
+            let blocks: Vec<_> = (0..count).map(|_| pool.allocate_bytes(256, S).expect("room")).collect();
+            blocks.into_iter().for_each(|ptr| give(&*pool, ptr, 256, S));
+        };
+        (0..8).for_each(|_| use_small(1));
+        use_small(5);
+        let flushed = || pool.statistics().expect("a pool keeps statistics").frees.flushed;
+        assert_eq!(flushed(), 0);
+        for second in 0..3 {
+            decay_pools(&pool, Duration::from_secs(second)).expect("the device works");
+        }
+        assert_eq!(flushed(), 5);
+        let told: u64 = collector.seen("flushed caches").iter().map(|it| it.number("blocks")).sum();
+        assert_eq!(told, 5);
     });
 }
