@@ -6,13 +6,14 @@ use crate::conformance::Refusals;
 use crate::program::StatisticsCheck;
 
 /// Layers that pass on every request and free one for one.
-const PASSING: [&str; 9] = [
+const PASSING: [&str; 10] = [
     "statistics",
     "limiting",
     "logging",
     "retry",
     "thread_safe",
     "prefetch",
+    "recording",
     "failure_callback",
     "capture_scopes",
     "plan",

@@ -90,6 +90,7 @@ const DRAWN: &[(&str, Options)] = &[
         ],
     ),
     ("prefetch", &[]),
+    ("recording", &[("events", &["16", "1000"]), ("stacks", &["off", "allocations"])]),
     ("retry", &[("timeout", &["1us"])]),
     ("statistics", &[]),
     ("thread_safe", &[]),
