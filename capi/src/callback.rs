@@ -105,7 +105,7 @@ pub unsafe extern "C" fn millpond_resource_callback(
             )
         };
         // SAFETY: the caller's promise.
-        unsafe { put_handle(resource, Resource::new(made.into_any())) }
+        unsafe { put_handle(resource, Resource::built(made.into_any())) }
     })
 }
 
@@ -132,7 +132,7 @@ pub unsafe extern "C" fn millpond_resource_failure_callback(
         });
         let made = upstream.clone().layer(layer)?;
         // SAFETY: the caller's promise.
-        unsafe { put_handle(resource, Resource::new(made.into_any())) }
+        unsafe { put_handle(resource, Resource::built(made.into_any())) }
     })
 }
 

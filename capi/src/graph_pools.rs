@@ -13,7 +13,7 @@ use std::thread::{self, ThreadId};
 use millpond_core::driver::call;
 use millpond_core::{
     AnyResource, DeviceId, DeviceMemoryResource, DeviceMemoryResourceExt, DriverHandle, Error, ErrorKind,
-    Result, StreamId, StreamRef, find_trait,
+    Result, StreamId, StreamRef, find_trait, watch,
 };
 use millpond_resources::registry::get_per_device_resource;
 use millpond_resources::{CaptureScope, CaptureScopes, CaptureScopesLayer, ScopedStream};
@@ -380,7 +380,11 @@ fn new_pool(device: DeviceId, id: GraphPoolId, default: &AnyResource) -> Result<
     };
     let layer = match known {
         Some(known) => known,
-        None => Arc::clone(default).layer(CaptureScopesLayer::new())?.into_any(),
+        None => {
+            let fresh = Arc::clone(default).layer(CaptureScopesLayer::new())?.into_any();
+            watch::add(&fresh);
+            fresh
+        }
     };
     let scope = CaptureScope::of(&layer)?;
     let scoped = Scoped { base: Arc::clone(default), layer: Arc::clone(&layer) };

@@ -244,7 +244,7 @@ pub unsafe extern "C" fn millpond_resource_binning(
         }
         let made = upstream.clone().layer(layer)?;
         // SAFETY: the caller's promise.
-        unsafe { put_handle(resource, Resource::new(made.into_any())) }
+        unsafe { put_handle(resource, Resource::built(made.into_any())) }
     })
 }
 
@@ -284,7 +284,7 @@ pub unsafe extern "C" fn millpond_resource_async_view(
         // SAFETY: the caller's promise.
         let pool = unsafe { MemoryPool::from_raw(device.0.clone(), MemPool(pool.addr() as u64)) };
         // SAFETY: the caller's promise.
-        unsafe { put_handle(resource, Resource::new(CudaAsyncViewMemoryResource::new(pool)?.into_any())) }
+        unsafe { put_handle(resource, Resource::built(CudaAsyncViewMemoryResource::new(pool)?.into_any())) }
     })
 }
 

@@ -9,6 +9,7 @@ use millpond_adaptors::{AllocationCounters, AllocationLog, AllocationTracker};
 use millpond_core::stack::{LayerTable, StackSpec};
 use millpond_core::{
     AnyResource, DeviceMemoryResource, DeviceMemoryResourceExt, Error, Layout, Result, StreamRef, find_trait,
+    watch,
 };
 use millpond_driver::DeviceSpec;
 use millpond_resources::Pool;
@@ -45,6 +46,12 @@ impl Resource {
         let outermost = find_trait::<dyn Pool>(&resource).filter(|pool| !is_below(pool));
         let pool = OutermostPool(outermost.map(NonNull::from));
         Self(resource, pool)
+    }
+
+    /// A resource that was just built, and not from text. `millpond-replay top` shows it.
+    pub(crate) fn built(resource: AnyResource) -> Self {
+        watch::add(&resource);
+        Self::new(resource)
     }
 
     /// The outermost layer, if it is a pool.

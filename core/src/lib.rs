@@ -17,6 +17,7 @@
 //! | [`MemoryReport`] | the memory of a whole stack at one moment |
 //! | [`MemoryMap`] | the segments and blocks of a stack by address |
 //! | [`segments`] | reports when pools take and return memory |
+//! | [`watch`] | shows the stacks of a running process to `millpond-replay top` |
 //! | [`interrupt`] | ends a wait on the host early |
 //! | [`misuse`] | reports a refused `deallocate` |
 //! | [`forward_to_upstream!`] | writes the methods that your adaptor passes on to its upstream |
@@ -68,6 +69,7 @@ pub mod stack;
 mod statistics;
 mod stream;
 mod upstream;
+pub mod watch;
 
 pub use accessibility::Accessibility;
 pub use below::{PoolBelow, ScopesBelow};

@@ -129,16 +129,21 @@ pub trait ReportsMemory {
 
 impl MemoryReport {
     pub(crate) fn of(resource: &dyn DeviceMemoryResource) -> Self {
+        let device_memory = call(&**resource.driver(), |driver| driver.mem_get_info()).ok();
+        Self { device_memory, ..Self::of_layers(resource) }
+    }
+
+    /// Returns the report without the device's memory, for which the driver would have to be asked.
+    pub(crate) fn of_layers(resource: &dyn DeviceMemoryResource) -> Self {
         let layers = stack_of(resource).filter_map(|layer| {
             let known = as_trait::<dyn ReportsMemory>(layer)?.layer_memory();
             Some(LayerMemory { layer: text_of(layer), ..known })
         });
-        let driver = resource.driver();
         Self {
             stack: resource.to_string(),
-            device: driver.device().to_string(),
+            device: resource.driver().device().to_string(),
             layers: layers.collect(),
-            device_memory: call(&**driver, |driver| driver.mem_get_info()).ok(),
+            device_memory: None,
         }
     }
 

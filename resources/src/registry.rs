@@ -14,7 +14,7 @@ use std::sync::{Arc, LazyLock};
 
 use dashmap::DashMap;
 use millpond_core::stack::{LayerTable, STACK_VARIABLE, StackSpec};
-use millpond_core::{AnyResource, DeviceId, DeviceMemoryResourceExt, DriverHandle, Error, Result};
+use millpond_core::{AnyResource, DeviceId, DeviceMemoryResourceExt, DriverHandle, Error, Result, watch};
 use rustc_hash::FxBuildHasher;
 
 use crate::CudaMemoryResource;
@@ -55,6 +55,7 @@ pub fn get_per_device_resource(device: DeviceId) -> Result<AnyResource> {
         None => None,
     };
     let fresh = initial(device)?;
+    watch::add(&fresh);
     let mut slot = DEFAULTS.entry(device).or_insert_with(|| Arc::clone(&fresh));
     if let Some(lost) = lost.as_ref().filter(|lost| Arc::ptr_eq(lost, &slot)) {
         *slot = Arc::clone(&fresh);
@@ -125,6 +126,7 @@ pub fn replace_per_device_resource(device: DeviceId, resource: AnyResource) -> R
             resource.device()
         )));
     }
+    watch::add(&resource);
     // Drop the previous default without the table's lock: its end may call anything.
     let before = DEFAULTS.insert(device, resource);
     CHANGES.fetch_add(1, Ordering::Release);

@@ -23,3 +23,4 @@ mod out_of_memory;
 mod reentrancy;
 mod same_peak;
 mod soak;
+mod watch;

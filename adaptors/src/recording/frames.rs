@@ -1,6 +1,6 @@
 //! The stacks of recorded calls: captured as a number, and named when a snapshot is written.
 
-use std::fmt;
+use std::fmt::{self, Write};
 use std::sync::{Arc, LazyLock};
 
 use parking_lot::{Mutex, RwLock};
@@ -122,6 +122,18 @@ impl StackSource for Native {
     }
 }
 
+/// Writes frames like a backtrace of the standard library.
+pub(super) fn text_of_frames(frames: &[Frame]) -> String {
+    let mut text = String::new();
+    for (number, Frame { name, file, line }) in frames.iter().enumerate() {
+        let _ = writeln!(text, "{number:4}: {name}");
+        if !file.is_empty() {
+            let _ = writeln!(text, "             at {file}:{line}:0");
+        }
+    }
+    text
+}
+
 /// Reads the frames in the text of a backtrace of the standard library.
 pub(super) fn frames_of_text(text: &str) -> Vec<Frame> {
     let mut frames: Vec<Frame> = Vec::new();
@@ -167,6 +179,7 @@ mod tests {
         let frame = |name: &str, file: &str, line| Frame { name: name.into(), file: file.into(), line };
         let expected = [frame("core::ops::function", "/rustc/lib.rs", 250), frame("main", "", 0)];
         assert_eq!(frames_of_text(text), expected);
+        assert_eq!(frames_of_text(&text_of_frames(&expected)), expected);
         assert!(frames_of_text("no backtrace").is_empty());
     }
 }

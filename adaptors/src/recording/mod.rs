@@ -122,7 +122,9 @@ impl<R: DeviceMemoryResource> Recording for RecordingResourceAdaptor<R> {
 
 impl<R: DeviceMemoryResource> ReportsMemory for RecordingResourceAdaptor<R> {
     fn layer_memory(&self) -> LayerMemory {
-        LayerMemory::default()
+        let mut memory = LayerMemory::default();
+        memory.holders = self.recorder.holders(self.upstream.driver().device());
+        memory
     }
 
     fn live_blocks(&self) -> Option<Vec<BlockInfo>> {

@@ -5,11 +5,11 @@ use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use millpond_core::segments::{SegmentAction, SegmentEvent, SegmentWatcher, watch};
-use millpond_core::{BlockInfo, DeviceId, DevicePtr, StreamRef};
+use millpond_core::{BlockInfo, DeviceId, DevicePtr, Holder, StreamRef};
 use parking_lot::Mutex;
 use rustc_hash::FxHashMap;
 
-use super::frames::{Frame, StackSource, source};
+use super::frames::{Frame, StackSource, source, text_of_frames};
 
 /// The kind of a recorded event, under PyTorch's names.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -141,6 +141,9 @@ pub struct Recorder {
     options: RecordOptions,
     source: Arc<dyn StackSource>,
     state: Mutex<State>,
+    /// The stacks that [`holders`](Self::holders) has named. Naming one takes a thousand times as long as
+    /// finding it here.
+    named: Mutex<FxHashMap<u64, Arc<str>>>,
 }
 
 #[derive(Default)]
@@ -163,7 +166,8 @@ impl fmt::Debug for Recorder {
 impl Recorder {
     /// Begins to record.
     pub fn new(options: RecordOptions) -> Arc<Self> {
-        let recorder = Arc::new(Self { options, source: source(), state: Mutex::default() });
+        let recorder =
+            Arc::new(Self { options, source: source(), state: Mutex::default(), named: Mutex::default() });
         let watcher: Arc<dyn SegmentWatcher> = Arc::clone(&recorder) as _;
         watch(&watcher);
         recorder
@@ -282,6 +286,36 @@ impl Recorder {
             info
         };
         here.map(info).collect()
+    }
+
+    /// Returns the live blocks of a device, grouped by the stack of their allocation. The largest group comes
+    /// first. Blocks from before the recorder are left out. Empty if the recorder captures no stacks.
+    pub fn holders(&self, device: DeviceId) -> Vec<Holder> {
+        if self.options.stacks == RecordStacks::Off {
+            return Vec::new();
+        }
+        let mut groups: FxHashMap<u64, Holder> = FxHashMap::default();
+        for live in self.live(device).into_values() {
+            let holder = groups.entry(live.stack).or_default();
+            (holder.blocks, holder.bytes) = (holder.blocks + 1, holder.bytes + live.bytes);
+        }
+        let mut holders: Vec<(u64, Holder)> = groups.into_iter().collect();
+        holders.sort_by_key(|(stack, holder)| (std::cmp::Reverse(holder.bytes), *stack));
+        let named = holders.into_iter().map(|(stack, mut holder)| {
+            holder.backtrace = (stack != 0).then(|| self.name(stack).to_string());
+            holder
+        });
+        named.collect()
+    }
+
+    /// Returns the text of a captured stack. The program's source of stacks is asked without a lock.
+    fn name(&self, stack: u64) -> Arc<str> {
+        let known = self.named.lock().get(&stack).cloned();
+        known.unwrap_or_else(|| {
+            let text = Arc::<str>::from(text_of_frames(&self.frames(stack)));
+            self.named.lock().insert(stack, Arc::clone(&text));
+            text
+        })
     }
 
     /// Returns the live blocks of a device by address.

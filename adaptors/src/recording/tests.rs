@@ -175,3 +175,34 @@ fn stacks_are_captured_as_the_options_say() {
         }
     }
 }
+
+#[inline(never)]
+fn allocate_small(recorder: &Recorder, address: u64) {
+    recorder.allocated(HERE, DevicePtr::new(address), 100, S);
+}
+
+#[inline(never)]
+fn allocate_large(recorder: &Recorder, address: u64) {
+    recorder.allocated(HERE, DevicePtr::new(address), 4000, S);
+}
+
+/// Blocks of one call site are one holder, and a block that was freed has none.
+#[test]
+#[cfg(not(miri))] // Miri has no addresses of machine code.
+fn live_blocks_are_grouped_by_the_stack_of_their_allocation() {
+    let recorder = Recorder::new(RecordOptions { stacks: RecordStacks::Live, ..RecordOptions::default() });
+    (1..4).for_each(|number| allocate_small(&recorder, number << 8));
+    allocate_large(&recorder, 1 << 20);
+    recorder.free(HERE, DevicePtr::new(1 << 8), 100, S);
+    for _ in 0..2 {
+        let holders = recorder.holders(HERE);
+        let sums: Vec<_> = holders.iter().map(|holder| (holder.blocks, holder.bytes)).collect();
+        assert_eq!(sums, [(1, 4000), (2, 200)]);
+        let is_named = |at: usize, name| holders[at].backtrace.as_ref().unwrap().contains(name);
+        assert!(is_named(0, "allocate_large") && is_named(1, "allocate_small"), "{holders:?}");
+    }
+    assert_eq!(recorder.holders(DeviceId::sim(77)), []);
+    let plain = Recorder::new(RecordOptions::default());
+    allocate_small(&plain, 256);
+    assert_eq!(plain.holders(HERE), [], "no stacks, no holders");
+}

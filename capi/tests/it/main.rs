@@ -9,3 +9,4 @@ mod framework;
 mod graph_pools;
 mod header;
 mod programs;
+mod watch;

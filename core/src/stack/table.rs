@@ -7,7 +7,7 @@ use std::str::FromStr;
 
 use super::building::Building;
 use super::{FilePath, LayerSpec, StackSpec, Value};
-use crate::{AnyResource, ByteSize, Driver, DriverHandle, Error, Result};
+use crate::{AnyResource, ByteSize, Driver, DriverHandle, Error, Result, watch};
 
 /// How a layer is built from text.
 ///
@@ -346,6 +346,7 @@ impl<'a> ReadStack<'a> {
         let (spec, mut building) = (self.spec, Building::default());
         let built = self.put_on(below, driver, &mut building)?;
         building.finish().map_err(|error| error.in_stack(spec))?;
+        watch::add(&built);
         Ok(built)
     }
 }

@@ -1,0 +1,94 @@
+//! Lets `millpond-replay top` watch the stacks of this process while it runs.
+//!
+//! If the environment variable `MILLPOND_WATCH` is set when a stack is built, the process starts a thread
+//! that listens on a Unix socket. A connection is a request: the thread writes a `ProgramMemory` as JSON
+//! and closes the connection. It reads nothing.
+//!
+//! | `MILLPOND_WATCH` | the socket is in |
+//! |---|---|
+//! | unset, empty or `0` | no folder: there is no thread and no socket |
+//! | `1` | `$XDG_RUNTIME_DIR/millpond`, or else `millpond-UID` in the folder for temporary files |
+//! | a path with a `/` | that folder |
+//!
+//! Only the user who runs the process, and root, can connect. The socket is named after the process, as in `4213.sock`, and
+//! is removed at the end of the process. A forked child opens its own socket when it builds its first stack.
+//!
+//! These stacks are watched: the default resource of each device, every stack that is built from text, every
+//! resource of the C library and of the Python package, and each resource that [`add`] is called for. A stack
+//! that is a part of another watched stack is shown as that part.
+//!
+//! # Cost
+//! Without the variable, building a stack reads the environment once. Calls of a stack never change. While an
+//! answer is made, the slow path of a pool waits as for a
+//! [`memory_map`](crate::DeviceMemoryResourceExt::memory_map). The thread keeps a stack alive meanwhile, so a
+//! stack whose last owner drops it then ends on that thread. It asks the driver nothing, unless a layer of
+//! the stack does so for its [`statistics`](crate::DeviceMemoryResource::statistics), as `cuda_async` does.
+
+#[cfg(all(unix, feature = "watch"))]
+mod folder;
+#[cfg(all(unix, feature = "watch"))]
+mod forks;
+#[cfg(feature = "watch")]
+#[cfg_attr(not(unix), allow(dead_code))]
+mod memory;
+#[cfg(all(unix, feature = "watch"))]
+mod server;
+mod variable;
+#[cfg(all(unix, feature = "watch"))]
+mod watched;
+
+use std::ffi::OsString;
+
+use crate::AnyResource;
+
+#[cfg(all(unix, feature = "watch"))]
+#[cfg_attr(docsrs, doc(cfg(all(unix, feature = "watch"))))]
+pub use folder::{folders, socket_name};
+#[cfg(feature = "watch")]
+#[cfg_attr(docsrs, doc(cfg(feature = "watch")))]
+pub use memory::{FORMAT, Fragmentation, ProgramMemory, SegmentMemory, StackMemory, StreamMemory};
+pub use variable::VARIABLE;
+#[cfg(all(unix, feature = "watch"))]
+#[cfg_attr(docsrs, doc(cfg(all(unix, feature = "watch"))))]
+pub use watched::program_memory;
+
+/// Shows a resource to `millpond-replay top`, as long as it lives. Does nothing if `MILLPOND_WATCH` is not
+/// set, or if the resource is known already.
+///
+/// A stack that is built from text, or that is the default of its device, is known. This is for stacks that
+/// are built in code:
+///
+/// ```
+/// use millpond_core::{AnyResource, DeviceMemoryResource, DeviceMemoryResourceExt, Shareable, watch};
+///
+/// fn shared(stack: impl DeviceMemoryResource + Shareable) -> AnyResource {
+///     let stack = stack.into_any();
+///     watch::add(&stack);
+///     stack
+/// }
+/// ```
+pub fn add(resource: &AnyResource) {
+    if let Some(value) = variable::value() {
+        add_watched(resource, value);
+    }
+}
+
+#[cfg(all(unix, feature = "watch"))]
+fn add_watched(resource: &AnyResource, value: OsString) {
+    watched::add(resource, value);
+}
+
+#[cfg(not(all(unix, feature = "watch")))]
+fn add_watched(_: &AnyResource, _: OsString) {
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    static IS_TOLD: AtomicBool = AtomicBool::new(false);
+    if !IS_TOLD.swap(true, Ordering::Relaxed) {
+        let why = if cfg!(unix) {
+            "this program was built without millpond's feature `watch`"
+        } else {
+            "this needs a Unix system"
+        };
+        tracing::warn!(target: "millpond::watch", "{VARIABLE} is set, but nothing can be watched: {why}");
+    }
+}

@@ -1,0 +1,101 @@
+//! The thread that answers requests.
+
+use std::ffi::OsStr;
+use std::fs::{self, Permissions};
+use std::io::{self, Write};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsRawFd, IntoRawFd};
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::ptr::null_mut;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use super::folder::{prepare, socket_name};
+use super::forks;
+use super::memory::ProgramMemory;
+
+/// How long a reader may take for the whole answer.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+/// Opens the socket, and starts the thread, which writes `memory()` for each request. Returns the socket.
+pub(super) fn start(
+    value: &OsStr,
+    memory: impl Fn() -> ProgramMemory + Send + 'static,
+) -> Result<PathBuf, String> {
+    let path = prepare(value)?.join(socket_name(std::process::id()));
+    let failed = |error: io::Error| format!("the socket {} cannot be opened: {error}", path.display());
+    let listener = bind(&path).map_err(failed)?;
+    forks::watch(listener.as_raw_fd());
+    let serve = move || {
+        serve(&listener, &memory);
+        // The number may belong to another file by now.
+        let _ = listener.into_raw_fd();
+    };
+    match thread::Builder::new().name("millpond-watch".to_owned()).spawn(serve) {
+        Ok(_) => Ok(path),
+        Err(error) => {
+            let _ = fs::remove_file(&path);
+            Err(format!("the thread cannot be started: {error}"))
+        }
+    }
+}
+
+/// Binds a socket that only the owner of the process can use. No living process has this one's number, so an
+/// old socket of that name is removed, unless a process of another container listens on it.
+fn bind(path: &Path) -> io::Result<UnixListener> {
+    let listener = match UnixListener::bind(path) {
+        Err(error) if error.kind() == io::ErrorKind::AddrInUse && UnixStream::connect(path).is_err() => {
+            fs::remove_file(path)?;
+            UnixListener::bind(path)
+        }
+        bound => bound,
+    }?;
+    fs::set_permissions(path, Permissions::from_mode(0o600))?;
+    Ok(listener)
+}
+
+fn serve(listener: &UnixListener, memory: impl Fn() -> ProgramMemory) {
+    block_signals();
+    loop {
+        match listener.accept() {
+            Ok((reader, _)) => {
+                // A reader that has gone needs no answer.
+                let _ = answer(reader, &memory());
+            }
+            Err(error) => match error.raw_os_error() {
+                Some(libc::EINTR | libc::ECONNABORTED) => {}
+                // The process has no descriptor or memory left now.
+                Some(libc::EMFILE | libc::ENFILE | libc::ENOBUFS | libc::ENOMEM) => {
+                    thread::sleep(Duration::from_secs(1));
+                }
+                // The program has closed all descriptors.
+                _ => return,
+            },
+        }
+    }
+}
+
+/// Leaves the program's signals to its own threads. A reader that has gone would else end the program by
+/// `SIGPIPE`.
+fn block_signals() {
+    let mut all = MaybeUninit::uninit();
+    // SAFETY: the first call fills the set that the second one reads.
+    unsafe {
+        libc::sigfillset(all.as_mut_ptr());
+        libc::pthread_sigmask(libc::SIG_BLOCK, all.as_ptr(), null_mut());
+    }
+}
+
+fn answer(mut reader: UnixStream, memory: &ProgramMemory) -> io::Result<()> {
+    let text = serde_json::to_vec(memory)?;
+    let (mut rest, start) = (&text[..], Instant::now());
+    while !rest.is_empty() {
+        // A timeout of zero is an error, and ends the answer too.
+        reader.set_write_timeout(Some(PATIENCE.saturating_sub(start.elapsed())))?;
+        let written = reader.write(rest)?;
+        rest = &rest[written..];
+    }
+    Ok(())
+}

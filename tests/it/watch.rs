@@ -1,0 +1,382 @@
+//! Tests that a process answers what its stacks report, with `MILLPOND_WATCH` set, and has neither thread nor
+//! socket without it. Each test has its own process, because the variable and the socket are the process's.
+#![cfg(all(unix, not(miri)))]
+
+use std::fs;
+use std::io::Read;
+use std::ops::Deref;
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::{fmt, process, thread};
+
+use millpond::adaptors::tracking::tag;
+use millpond::driver::StreamFlags;
+use millpond::driver::sim::{SimConfig, SimDevice};
+use millpond::resources::{CudaMemoryResource, PoolLayer, registry};
+use millpond::stack::StackSpec;
+use millpond::watch::{self, ProgramMemory};
+use millpond::{
+    AnyResource, DeviceMemoryResource, DeviceMemoryResourceExt, Driver, DriverHandle, LayerMemory,
+    ReportsMemory, StreamRef, Traits, forward_to_upstream,
+};
+use millpond_testkit::{Rng, own_process};
+
+const MIB: u64 = 1 << 20;
+
+/// The folder of this test's sockets, which is removed at the end.
+struct Sockets(PathBuf);
+
+impl Deref for Sockets {
+    type Target = Path;
+
+    fn deref(&self) -> &Path {
+        &self.0
+    }
+}
+
+impl Drop for Sockets {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+/// Turns watching on, with sockets in a folder of this test's process.
+fn turn_on() -> Sockets {
+    let folder = std::env::temp_dir().join(format!("millpond-test-{}", process::id()));
+    // SAFETY: this process runs one test, and no thread of it reads the environment now.
+    unsafe { std::env::set_var(watch::VARIABLE, &folder) };
+    Sockets(folder)
+}
+
+fn device() -> Arc<SimDevice> {
+    SimDevice::new(SimConfig::with_capacity(256 * MIB))
+}
+
+fn build(text: &str, device: &Arc<SimDevice>) -> AnyResource {
+    let driver: DriverHandle = device.clone();
+    text.parse::<StackSpec>().unwrap().build(&millpond::layers(), &driver).unwrap()
+}
+
+fn socket_of(folder: &Path, process: u32) -> PathBuf {
+    folder.join(watch::socket_name(process))
+}
+
+fn ask(socket: &Path) -> ProgramMemory {
+    let mut text = Vec::new();
+    UnixStream::connect(socket).unwrap().read_to_end(&mut text).unwrap();
+    serde_json::from_slice(&text).unwrap()
+}
+
+fn own(folder: &Path) -> ProgramMemory {
+    ask(&socket_of(folder, process::id()))
+}
+
+fn texts(memory: &ProgramMemory) -> Vec<&str> {
+    memory.stacks.iter().map(|of| &*of.report.stack).collect()
+}
+
+/// Checks the answer about the only stack against the stack's own report and map.
+fn check(answer: &ProgramMemory, stack: &AnyResource) {
+    let [of] = &answer.stacks[..] else { panic!("{answer:?}") };
+    let mut expected = stack.memory_report();
+    expected.device_memory = None;
+    assert_eq!((&of.report, &answer.errors[..]), (&expected, &[][..]));
+    let map = stack.memory_map().expect("the pool knows its blocks");
+    let found = of.fragmentation.as_ref().expect("the pool knows its blocks");
+    let live: u64 = map.live_blocks().map(|block| block.bytes).sum();
+    assert_eq!((found.segments, found.bytes_reserved), (map.segments.len(), map.bytes_reserved()));
+    assert_eq!(found.bytes_free, map.bytes_reserved() - live);
+    assert_eq!(of.streams.iter().map(|stream| stream.bytes_in_use).sum::<u64>(), live);
+    assert_eq!(of.streams.iter().map(|stream| stream.bytes_free).sum::<u64>(), found.bytes_free);
+}
+
+#[test]
+fn an_answer_is_what_the_stack_reports() {
+    own_process::run(|| {
+        let (folder, device) = (turn_on(), device());
+        let stack = build("cuda+pool+tracking", &device);
+        let mode = fs::metadata(socket_of(&folder, process::id())).unwrap().permissions().mode();
+        assert_eq!(
+            (mode & 0o777, fs::metadata(&*folder).unwrap().permissions().mode() & 0o777),
+            (0o600, 0o700)
+        );
+        let own_streams = [(); 2].map(|()| device.stream_create(StreamFlags::NON_BLOCKING).unwrap());
+        let streams = [StreamRef::LEGACY, own_streams[0], own_streams[1]];
+        let mut blocks = Vec::new();
+        for (number, stream) in (1..=30).zip(streams.into_iter().cycle()) {
+            let _tag = tag(if number < 20 { "layers" } else { "optimizer" });
+            blocks.push((stack.allocate_bytes(number * 10_000, stream).unwrap(), number * 10_000, stream));
+        }
+        for (ptr, bytes, stream) in blocks.drain(5..25) {
+            // SAFETY: the block came from the stack with this size, and nothing uses it.
+            unsafe { stack.deallocate_bytes(ptr, bytes, stream) };
+        }
+        let answer = own(&folder);
+        check(&answer, &stack);
+        let of = &answer.stacks[0];
+        assert_eq!((answer.format, answer.process, of.id), (watch::FORMAT, process::id(), 1));
+        assert!(answer.program.contains("--nocapture"), "{}", answer.program);
+        assert_eq!(of.streams.iter().filter(|stream| stream.bytes_in_use > 0).count(), 3);
+        let tags: Vec<_> = of.report.layers[0].holders.iter().filter_map(|it| it.tag.as_deref()).collect();
+        assert_eq!(tags, ["optimizer", "layers"]);
+        let here = watch::program_memory();
+        assert_eq!((here.stacks, here.program), (answer.stacks, answer.program));
+        assert!(here.elapsed_us >= answer.elapsed_us);
+    });
+}
+
+/// Not inlined, so that stacks name it.
+#[inline(never)]
+fn hold(stack: &AnyResource) {
+    for _ in 0..3 {
+        stack.allocate_bytes(1000, StreamRef::LEGACY).unwrap();
+    }
+}
+
+#[test]
+fn a_stack_with_a_recording_tells_its_call_sites() {
+    own_process::run(|| {
+        let (folder, device) = (turn_on(), device());
+        let stack = build("cuda+pool+recording:stacks=live", &device);
+        hold(&stack);
+        let answer = own(&folder);
+        check(&answer, &stack);
+        let [holder] = &answer.stacks[0].report.layers[0].holders[..] else { panic!("{answer:?}") };
+        assert_eq!((holder.blocks, holder.bytes), (3, 3000));
+        let backtrace = holder.backtrace.as_ref().unwrap();
+        assert!(backtrace.contains("watch::hold"), "{backtrace}");
+    });
+}
+
+/// Names of this process's threads.
+#[cfg(target_os = "linux")]
+fn threads() -> Vec<String> {
+    let tasks = fs::read_dir("/proc/self/task").unwrap();
+    tasks.map(|task| fs::read_to_string(task.unwrap().path().join("comm")).unwrap()).collect()
+}
+
+#[test]
+#[cfg(target_os = "linux")]
+fn without_the_variable_there_is_neither_thread_nor_file() {
+    own_process::run(|| {
+        for value in ["", "0"] {
+            let folder = turn_on();
+            // SAFETY: as in `turn_on`.
+            unsafe { std::env::set_var(watch::VARIABLE, value) };
+            let before = threads();
+            let stack = build("cuda+pool", &device());
+            watch::add(&stack);
+            assert_eq!(threads(), before);
+            assert!(!folder.exists() && watch::program_memory().stacks.is_empty());
+        }
+        let folder = turn_on();
+        let stack = build("cuda+pool", &device());
+        assert!(threads().contains(&"millpond-watch\n".to_owned()), "{:?}", threads());
+        check(&own(&folder), &stack);
+    });
+}
+
+#[test]
+fn stacks_come_and_go_and_a_part_of_a_stack_is_no_stack() {
+    own_process::run(|| {
+        let (folder, device) = (turn_on(), device());
+        let first = build("cuda+pool", &device);
+        let in_code = CudaMemoryResource::new(device.clone()).into_any();
+        assert_eq!(texts(&own(&folder)), ["cuda+pool"]);
+        watch::add(&in_code);
+        watch::add(&in_code);
+        assert_eq!(texts(&own(&folder)), ["cuda+pool", "cuda"]);
+        let upper: StackSpec = "statistics+limiting:limit=1GiB".parse().unwrap();
+        let upper = upper.build_on(first.clone(), &millpond::layers()).unwrap();
+        assert_eq!(texts(&own(&folder)), ["cuda", "cuda+pool+statistics+limiting:limit=1GiB"]);
+        drop(upper);
+        assert_eq!(texts(&own(&folder)), ["cuda+pool", "cuda"]);
+        drop(first);
+        assert_eq!(texts(&own(&folder)), ["cuda"]);
+        // A stack in code becomes known as the default of its device.
+        let default = CudaMemoryResource::new(device).layer(PoolLayer::new()).unwrap().into_any();
+        let before = registry::set_per_device_resource(default.device(), default.clone()).unwrap();
+        drop((before, in_code));
+        assert_eq!(texts(&own(&folder)), ["cuda+pool"]);
+    });
+}
+
+/// Four threads allocate and free while the process answers. None waits for another for ever.
+#[test]
+fn threads_go_on_while_the_process_answers() {
+    own_process::run(|| {
+        let (folder, device) = (turn_on(), device());
+        let stack = build("cuda+pool+tracking+recording:stacks=live", &device);
+        let is_over = AtomicBool::new(false);
+        thread::scope(|scope| {
+            for seed in 0..4 {
+                let (stack, is_over) = (&stack, &is_over);
+                scope.spawn(move || {
+                    let (mut rng, mut blocks) = (Rng::new(seed), Vec::new());
+                    while !is_over.load(Ordering::Relaxed) {
+                        if blocks.len() < 40 {
+                            let bytes = 1 << rng.below(20);
+                            let ptr = stack.allocate_bytes(bytes, StreamRef::LEGACY).unwrap();
+                            blocks.push((ptr, bytes));
+                        } else {
+                            let (ptr, bytes) = blocks.swap_remove(rng.below(40) as usize);
+                            // SAFETY: the block came from the stack with this size, and nothing uses it.
+                            unsafe { stack.deallocate_bytes(ptr, bytes, StreamRef::LEGACY) };
+                        }
+                    }
+                });
+            }
+            for _ in 0..40 {
+                assert_eq!(texts(&own(&folder)), [stack.to_string()]);
+            }
+            is_over.store(true, Ordering::Relaxed);
+        });
+        check(&own(&folder), &stack);
+    });
+}
+
+/// Waits for a child, which must have ended without an error.
+fn wait_for(child: libc::pid_t) {
+    let mut status = 0;
+    // SAFETY: the child is this process's own.
+    assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+    assert!(libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 0, "{status:#x}");
+}
+
+#[test]
+fn a_forked_child_has_its_own_socket_and_leaves_its_parents() {
+    own_process::run(|| {
+        let (folder, device) = (turn_on(), device());
+        let stack = build("cuda+pool", &device);
+        let is_over = AtomicBool::new(false);
+        thread::scope(|scope| {
+            // The process is answering at most forks.
+            scope.spawn(|| {
+                while !is_over.load(Ordering::Relaxed) {
+                    own(&folder);
+                }
+            });
+            for round in 0..20 {
+                // SAFETY: the child makes the tested calls, and ends.
+                let child = unsafe { libc::fork() };
+                if child == 0 {
+                    // SAFETY: the alarm ends the child if it would wait for ever.
+                    unsafe { libc::alarm(20) };
+                    let outcome = catch_unwind(AssertUnwindSafe(|| {
+                        assert!(watch::program_memory().stacks.is_empty() && stack.memory_map().is_some());
+                        if round % 2 == 0 {
+                            let fresh = build("cuda+pool+statistics", &SimDevice::new(SimConfig::h200()));
+                            check(&own(&folder), &fresh);
+                        }
+                    }));
+                    // SAFETY: the test's main thread is not in this process.
+                    unsafe { libc::exit(outcome.is_err().into()) };
+                }
+                wait_for(child);
+                assert!(!socket_of(&folder, child as u32).exists());
+            }
+            is_over.store(true, Ordering::Relaxed);
+        });
+        assert_eq!(texts(&own(&folder)), ["cuda+pool"]);
+    });
+}
+
+/// The socket of a process that was killed refuses connections, although a forked child lives on. A process
+/// with the same number takes the socket's place.
+#[test]
+fn a_killed_process_leaves_a_socket_that_is_told_apart() {
+    own_process::run(|| {
+        let folder = turn_on();
+        let (mut ready, tell) = UnixStream::pair().unwrap();
+        // SAFETY: the child makes the tested calls, and is killed.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            let _stack = build("cuda+pool", &device());
+            // SAFETY: as above.
+            let grandchild = unsafe { libc::fork() };
+            let _ = std::io::Write::write_all(&mut &tell, &grandchild.to_ne_bytes());
+            // SAFETY: the alarm ends the process if the test fails.
+            unsafe { libc::alarm(20) };
+            loop {
+                thread::park();
+            }
+        }
+        let mut both = [[0; 4]; 2];
+        both.iter_mut().for_each(|number| ready.read_exact(number).unwrap());
+        let grandchild = both.map(i32::from_ne_bytes).into_iter().find(|number| *number != 0).unwrap();
+        let socket = socket_of(&folder, child as u32);
+        assert_eq!(ask(&socket).process, child as u32);
+        // SAFETY: the processes are this one's descendants.
+        unsafe {
+            libc::kill(child, libc::SIGKILL);
+            libc::waitpid(child, std::ptr::null_mut(), 0);
+        }
+        assert!(UnixStream::connect(&socket).is_err() && socket.exists());
+        // SAFETY: as above.
+        unsafe { libc::kill(grandchild, libc::SIGKILL) };
+
+        drop(UnixListener::bind(socket_of(&folder, process::id())).unwrap());
+        let stack = build("cuda+pool", &device());
+        check(&own(&folder), &stack);
+    });
+}
+
+/// Readers that go away at once neither end the program nor stop its answers.
+#[test]
+fn a_reader_that_goes_away_does_no_harm() {
+    own_process::run(|| {
+        let folder = turn_on();
+        let stack = build("cuda+pool", &device());
+        // SAFETY: this process runs one test, which has no handler of signals.
+        unsafe { libc::signal(libc::SIGPIPE, libc::SIG_DFL) };
+        for _ in 0..100 {
+            drop(UnixStream::connect(socket_of(&folder, process::id())).unwrap());
+        }
+        check(&own(&folder), &stack);
+    });
+}
+
+/// A layer of the program whose report panics.
+struct Panics(AnyResource);
+
+impl fmt::Display for Panics {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}+panics", self.0)
+    }
+}
+
+millpond::debug_as_text!(Panics);
+
+// SAFETY: all calls go to the upstream with the same arguments.
+unsafe impl DeviceMemoryResource for Panics {
+    fn provide(&self, traits: &mut Traits) {
+        traits.add::<Self, dyn ReportsMemory>(|it| it);
+    }
+
+    forward_to_upstream!(self.0, except provide);
+}
+
+impl ReportsMemory for Panics {
+    fn layer_memory(&self) -> LayerMemory {
+        panic!("on purpose")
+    }
+}
+
+#[test]
+fn a_layer_that_panics_hides_no_other_stack() {
+    own_process::run(|| {
+        let (folder, device) = (turn_on(), device());
+        let stack = build("cuda+pool", &device);
+        let panics: AnyResource = Arc::new(Panics(build("cuda", &device)));
+        watch::add(&panics);
+        let answer = own(&folder);
+        assert_eq!(texts(&answer), ["cuda+pool"]);
+        assert_eq!(answer.errors, ["a layer of stack 3 panicked"]);
+        drop(panics);
+        check(&own(&folder), &stack);
+    });
+}
