@@ -24,6 +24,7 @@ use super::record::RecordArgs;
 use super::report::ReportArgs;
 use super::shell::{CompletionsArgs, ManArgs};
 use super::suggest;
+use super::top::TopArgs;
 use super::tune::TuneArgs;
 
 /// Replays allocation logs through stacks of GPU memory resources, and compares the stacks.
@@ -107,6 +108,7 @@ pub(crate) enum Command {
     Import(ImportArgs),
     Man(ManArgs),
     Plan(PlanArgs),
+    Top(TopArgs),
     Tune(TuneArgs),
     Record(RecordArgs),
     Report(ReportArgs),
@@ -137,6 +139,8 @@ Examples:
       show the explanation, with charts, in one HTML page
   millpond-replay gate snapshot.pickle --budget budget.toml
       fail a build if the program's memory is over the budget; --write creates the budget
+  millpond-replay top 4213
+      watch the memory of a running program that was started with MILLPOND_WATCH=1
   millpond-replay record pytorch
       print the lines to add to a PyTorch program so that it writes such a snapshot
   millpond-replay ./bench
@@ -163,8 +167,9 @@ Exit status:
      output cannot be written
 
 Environment:
-  MILLPOND_LOG  selects the diagnostics on the standard error, as in `debug` or `millpond=trace`
-  NO_COLOR      turns colours off if it is not empty; CLICOLOR_FORCE=1 turns them on without a terminal";
+  MILLPOND_LOG    selects the diagnostics on the standard error, as in `debug` or `millpond=trace`
+  MILLPOND_WATCH  lets `top` watch this process, and names the folder in which `top` looks
+  NO_COLOR        turns colours off if it is not empty; CLICOLOR_FORCE=1 turns them on without a terminal";
 
 /// The values of `--threads`.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug, ValueEnum)]

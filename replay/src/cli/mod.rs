@@ -43,6 +43,7 @@ mod record;
 mod report;
 mod shell;
 mod suggest;
+mod top;
 mod tune;
 mod verdict;
 mod words;
@@ -113,6 +114,7 @@ fn dispatch(cli: &Cli, table: &LayerTable, is_coloured: bool, out: impl Write) -
         Some(Command::Import(args)) => import::run(args, out),
         Some(Command::Man(args)) => shell::man(args, Cli::command(), out),
         Some(Command::Plan(args)) => plan::run(args, out),
+        Some(Command::Top(args)) => top::run(args, out),
         Some(Command::Tune(args)) => tune::run(args, table, out),
         Some(Command::Record(args)) => record::run(args, out),
         Some(Command::Report(args)) => report::run(args, table, out),

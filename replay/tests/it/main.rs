@@ -21,4 +21,5 @@ mod own_layers;
 mod page;
 mod plan;
 mod replay;
+mod top;
 mod tune;

@@ -1,0 +1,141 @@
+//! Redraws a terminal, and reads its keys.
+
+use std::io::{self, IsTerminal, Write};
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::{Errno, read};
+use rustix::stdio::{stdin, stdout};
+use rustix::termios::{LocalModes, OptionalActions, Termios, tcgetattr, tcgetwinsize, tcsetattr};
+
+/// The second screen of the terminal, without a cursor and without wrapped lines; and the opposite.
+const ENTER: &str = "\x1b[?1049h\x1b[?25l\x1b[?7l";
+const LEAVE: &str = "\x1b[?7h\x1b[?25h\x1b[?1049l";
+
+/// How long a new size of the terminal may stay unseen.
+const LOOK: Duration = Duration::from_millis(100);
+
+/// A terminal that is being redrawn. It is as before when this is dropped.
+#[derive(Debug)]
+pub(super) struct Screen {
+    before: Termios,
+    size: (usize, usize),
+}
+
+/// The end of a wait.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Event {
+    /// The time is over.
+    Time,
+    /// The terminal has another size.
+    Resized,
+    /// The user wants to leave.
+    Leave,
+}
+
+impl Screen {
+    /// Takes the terminal; `None` if the input or the output is none.
+    pub(super) fn open(out: &mut impl Write) -> io::Result<Option<Self>> {
+        if !io::stdin().is_terminal() || !io::stdout().is_terminal() {
+            return Ok(None);
+        }
+        let before = tcgetattr(stdin())?;
+        let mut keys = before.clone();
+        // Keys come at once and unseen. Ctrl-C is a key, so that the terminal is restored.
+        keys.local_modes -= LocalModes::ICANON | LocalModes::ECHO | LocalModes::ISIG;
+        tcsetattr(stdin(), OptionalActions::Flush, &keys)?;
+        let screen = Self { before, size: size() };
+        out.write_all(ENTER.as_bytes())?;
+        Ok(Some(screen))
+    }
+
+    /// Draws as many lines and columns as there is room for. The last row says how to leave.
+    pub(super) fn draw(&mut self, lines: &[String], out: &mut impl Write) -> io::Result<()> {
+        self.size = size();
+        out.write_all(frame(lines, self.size).as_bytes())?;
+        out.flush()
+    }
+
+    /// Waits for a key that leaves, for another size, or until a moment.
+    pub(super) fn wait(&self, until: Instant) -> io::Result<Event> {
+        loop {
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Ok(Event::Time);
+            }
+            if size() != self.size {
+                return Ok(Event::Resized);
+            }
+            let left = left.min(LOOK);
+            let timeout = Timespec { tv_sec: 0, tv_nsec: left.subsec_nanos().into() };
+            match poll(&mut [PollFd::new(&stdin(), PollFlags::IN)], Some(&timeout)) {
+                Ok(0) | Err(Errno::INTR) => {}
+                Ok(_) if leaves(stdin()) => return Ok(Event::Leave),
+                Ok(_) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+}
+
+impl Drop for Screen {
+    fn drop(&mut self) {
+        let _ = io::stdout().write_all(LEAVE.as_bytes()).and_then(|()| io::stdout().flush());
+        let _ = tcsetattr(stdin(), OptionalActions::Flush, &self.before);
+    }
+}
+
+/// Reads the keys that were pressed. Returns whether one of them leaves: `q`, Ctrl-C, Ctrl-D or the end.
+fn leaves(input: impl rustix::fd::AsFd) -> bool {
+    let mut keys = [0; 64];
+    match read(input, &mut keys) {
+        Ok(0) => true,
+        Ok(count) => keys[..count].iter().any(|key| matches!(key, b'q' | b'Q' | 3 | 4)),
+        Err(error) => error != Errno::INTR && error != Errno::AGAIN,
+    }
+}
+
+/// The columns and rows of the terminal.
+fn size() -> (usize, usize) {
+    match tcgetwinsize(stdout()) {
+        Ok(size) if size.ws_col > 0 && size.ws_row > 0 => (size.ws_col.into(), size.ws_row.into()),
+        _ => (80, 24),
+    }
+}
+
+fn frame(lines: &[String], (columns, rows): (usize, usize)) -> String {
+    let hidden = lines.len().saturating_sub(rows.saturating_sub(1));
+    let last = match hidden {
+        0 => "q leaves".to_owned(),
+        more => format!("q leaves; {more} more lines do not fit"),
+    };
+    let shown = lines.iter().take(lines.len() - hidden).chain([&last]);
+    let shown: Vec<String> = shown.map(|line| line.chars().take(columns).collect()).collect();
+    // Each row is cleared to its end, and the rows below the last one too.
+    format!("\x1b[H{}\x1b[K\x1b[J", shown.join("\x1b[K\n"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_picture_fits_into_the_terminal() {
+        let lines: Vec<String> = ["one", "two", "three"].map(str::to_owned).into();
+        assert_eq!(frame(&lines, (80, 24)), "\x1b[Hone\x1b[K\ntwo\x1b[K\nthree\x1b[K\nq leaves\x1b[K\x1b[J");
+        assert_eq!(frame(&lines, (4, 3)), "\x1b[Hone\x1b[K\ntwo\x1b[K\nq le\x1b[K\x1b[J");
+        for rows in 0..4 {
+            assert!(frame(&lines, (80, rows)).lines().count() <= rows.max(1));
+        }
+    }
+
+    #[test]
+    fn some_keys_leave() {
+        for (keys, expected) in [(&b"x\x1b[A"[..], false), (b"xq", true), (b"\x03", true), (b"", true)] {
+            let (input, mut to) = std::os::unix::net::UnixStream::pair().unwrap();
+            to.write_all(keys).unwrap();
+            drop(to);
+            assert_eq!(leaves(&input), expected, "{keys:?}");
+        }
+    }
+}
