@@ -180,25 +180,36 @@ impl MinimallocCsv {
         &self.rows
     }
 
-    /// Returns the problem in host order. Its alignment is the least common multiple of the alignments of all
-    /// buffers.
-    ///
-    /// Gaps are ignored: each buffer is live from `lower` to `upper`.
+    /// Returns the least common multiple of all alignments.
     ///
     /// # Errors
-    /// The errors of [`Problem::new`], for example if the least common multiple exceeds 64 bits.
-    pub fn problem(&self) -> Result<Problem, ProblemError> {
-        let alignment = self.rows.iter().try_fold(1u64, |all, row| {
+    /// It exceeds 64 bits.
+    pub fn alignment(&self) -> Result<u64, ProblemError> {
+        self.rows.iter().try_fold(1u64, |all, row| {
             let common = greatest_common_divisor(all, row.alignment);
             (all / common).checked_mul(row.alignment).ok_or(ProblemError::TooLarge)
-        })?;
+        })
+    }
+
+    /// Returns the buffers as blocks. Gaps are ignored: each buffer is live from `lower` to `upper`.
+    #[must_use]
+    pub fn blocks(&self) -> Vec<Block> {
         let block = |row: &MinimallocRow| Block {
             birth: row.lower,
             death: row.upper,
             size: row.size,
             stream: row.stream,
         };
-        Problem::new(self.rows.iter().map(block).collect(), alignment)
+        self.rows.iter().map(block).collect()
+    }
+
+    /// Returns the [`blocks`](Self::blocks) as a problem in host order, each with the
+    /// [`alignment`](Self::alignment) of all.
+    ///
+    /// # Errors
+    /// The errors of [`Problem::new`], for example if the alignment exceeds 64 bits.
+    pub fn problem(&self) -> Result<Problem, ProblemError> {
+        Problem::new(self.blocks(), self.alignment()?)
     }
 
     /// Returns the original rows with `offset` as the last column. Rows without an offset in `offsets` are
@@ -288,7 +299,7 @@ fn row(line: usize, fields: &StringRecord, columns: &[Column]) -> Result<Minimal
                 })?;
             }
             Column::Size => row.size = number(line, "size", field)?,
-            Column::Alignment => row.alignment = number(line, "alignment", field)?,
+            Column::Alignment => row.alignment = optional(line, "alignment", field)?.unwrap_or(1),
             Column::Stream => row.stream = number(line, "stream", field)?,
             Column::Hint => row.hint = optional(line, "hint", field)?,
             Column::Offset => row.offset = optional(line, "offset", field)?,

@@ -38,7 +38,9 @@
 //!
 //! A round gives each worker a fixed amount of work, whatever the number of cores. So the seed alone decides
 //! the result, unless [`Options::time`] ends the search first. [`Plan::timed_out`] says whether it did.
+//! If the time ends before the first skyline of a large problem, best fit places its blocks.
 
+mod best_fit;
 mod bounds;
 mod clocks;
 #[cfg(feature = "csv")]

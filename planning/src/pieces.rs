@@ -15,12 +15,19 @@ const LOOKS: usize = 64;
 ///
 /// A block that is live through a whole piece can lie at the bottom without loss: every other block of the
 /// piece conflicts with it. The rest may fall into pieces with no live block between them, and so on.
-pub(crate) fn divide(problem: &Problem, ids: Vec<u32>, base: u64) -> (Vec<(u32, u64)>, Vec<Part>) {
+///
+/// Once it is late, what is not divided yet stays undivided.
+pub(crate) fn divide(
+    problem: &Problem,
+    ids: Vec<u32>,
+    base: u64,
+    is_late: &dyn Fn() -> bool,
+) -> (Vec<(u32, u64)>, Vec<Part>) {
     let (mut placed, mut parts) = (Vec::new(), Vec::new());
     let mut looks = ids.len().saturating_mul(LOOKS);
     let mut waiting = vec![(ids, base)];
     while let Some((ids, mut base)) = waiting.pop() {
-        let is_last_look = looks < ids.len();
+        let is_last_look = looks < ids.len() || is_late();
         looks = looks.saturating_sub(ids.len());
         let instance = Instance::one_lane(problem, ids.into_iter());
         let rest = Rest::of(&instance);
@@ -113,7 +120,7 @@ mod tests {
     fn a_million_blocks_within_each_other_lie_one_above_the_other() {
         let count = 1_000_000;
         let problem = problem((0..count).map(|at| (at, 2 * count - at)));
-        let (placed, parts) = divide(&problem, (0..count as u32).collect(), 0);
+        let (placed, parts) = divide(&problem, (0..count as u32).collect(), 0, &|| false);
         assert!(parts.is_empty());
         assert_eq!(placed.len() as u64, count);
         assert!(placed.iter().all(|&(id, offset)| u64::from(id) == offset));
@@ -129,7 +136,7 @@ mod tests {
             [(from, to), beside]
         });
         let problem = problem(lives);
-        let (placed, parts) = divide(&problem, (0..2 * count as u32).collect(), 0);
+        let (placed, parts) = divide(&problem, (0..2 * count as u32).collect(), 0, &|| false);
         let left: usize = parts.iter().map(|(instance, _)| instance.len()).sum();
         assert_eq!(placed.len() + left, 2 * count as usize);
         let options = Options { time: std::time::Duration::ZERO, ..Options::default() };

@@ -50,7 +50,7 @@ impl Search {
 
     /// Places blocks as if all belonged to one stream. A capacity, in units, is the goal of the search.
     pub(crate) fn one_lane(&self, problem: &Problem, ids: Vec<u32>, capacity: Option<u64>) -> Placed {
-        let (placed, parts) = pieces::divide(problem, ids, 0);
+        let (placed, parts) = pieces::divide(problem, ids, 0, &|| self.is_late());
         let unit = problem.unit();
         let mut offsets = vec![0; problem.blocks().len()];
         let (mut height, mut bound) = (0, 0);

@@ -5,6 +5,7 @@
 
 use std::sync::{Mutex, PoisonError};
 
+use crate::best_fit::best_fit;
 use crate::exact::{Exact, Outcome};
 use crate::instance::Instance;
 use crate::parallel::{self, Race};
@@ -13,6 +14,8 @@ use crate::skyline;
 
 /// Larger pieces are not searched exactly: a search nests once for each block, and seldom ends.
 const EXACT_BLOCKS: usize = 1500;
+/// Up to this number of blocks, the first skyline is never stopped: it takes milliseconds.
+const SURE_BLOCKS: usize = 1 << 14;
 /// The work of a worker in the first round: conflicts that a repair examines.
 const FIRST_WORK: u64 = 1 << 16;
 /// The work doubles every second round, this many times.
@@ -219,14 +222,14 @@ impl Piece {
     }
 }
 
-/// Computes the skylines of all pieces.
+/// Computes the skylines of all pieces. A piece whose first skyline is stopped gets a best fit.
 pub(crate) fn skylines(pieces: &mut [Piece], threads: usize, stop: &(dyn Fn() -> bool + Sync)) {
     let races: Vec<Race> = pieces.iter().map(|_| Race::new()).collect();
+    let is_sure = pieces.iter().map(|piece| piece.instance.len()).sum::<usize>() <= SURE_BLOCKS;
     let found = parallel::run(threads, pieces.len() * skyline::KEYS, |number| {
         let (at, key) = (number / skyline::KEYS, number % skyline::KEYS);
         let (piece, race) = (&pieces[at], &races[at]);
-        // The first key is never stopped: without it there would be no placement at all.
-        let stop = || key > 0 && (stop() || race.is_over_for(key));
+        let stop = || !(key == 0 && is_sure) && (stop() || race.is_over_for(key));
         if stop() {
             return None;
         }
@@ -240,5 +243,59 @@ pub(crate) fn skylines(pieces: &mut [Piece], threads: usize, stop: &(dyn Fn() ->
         if let Some(offsets) = offsets {
             pieces[number / skyline::KEYS].offer(offsets);
         }
+    }
+    for piece in pieces.iter_mut().filter(|piece| piece.best.is_empty()) {
+        piece.offer(best_fit(&piece.instance));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use super::*;
+    use crate::{Problem, bounds, pieces, synthetic, validate};
+
+    /// Places a problem whose time is over, and counts how often that asks for the time.
+    fn asked_late(problem: &Problem) -> (Vec<u64>, usize) {
+        let asked = AtomicUsize::new(0);
+        let is_late = || {
+            asked.fetch_add(1, Ordering::Relaxed);
+            true
+        };
+        let ids = (0..problem.blocks().len() as u32).collect();
+        let (placed, parts) = pieces::divide(problem, ids, 0, &is_late);
+        let piece = |(instance, base)| Piece::new(instance, base, 0, 0, false);
+        let mut pieces: Vec<Piece> = parts.into_iter().map(piece).collect();
+        skylines(&mut pieces, 1, &is_late);
+        let mut offsets = vec![0; problem.blocks().len()];
+        placed.into_iter().for_each(|(id, offset)| offsets[id as usize] = offset * problem.unit());
+        for piece in &pieces {
+            for (&id, &offset) in piece.instance.ids.iter().zip(piece.offsets()) {
+                offsets[id as usize] = (piece.base + offset) * problem.unit();
+            }
+        }
+        (offsets, asked.into_inner())
+    }
+
+    #[test]
+    fn a_large_problem_without_time_is_placed_by_best_fit() {
+        let problem = Problem::new(synthetic::training(40_000, 1), 512).unwrap();
+        let (offsets, asked) = asked_late(&problem);
+        let height = validate(&problem, &offsets).unwrap();
+        let least = bounds(&problem).bytes;
+        assert!(height < least * 3 / 2, "{height} of {least}");
+        // Each skyline asks once and stops.
+        assert!(asked <= 1 + 2 * skyline::KEYS, "{asked}");
+    }
+
+    #[test]
+    fn a_small_problem_always_has_its_first_skyline() {
+        let problem = Problem::new(synthetic::training(4_000, 1), 512).unwrap();
+        let instance = Instance::one_lane(&problem, 0..problem.blocks().len() as u32);
+        let whole = skyline::skyline(&instance, &skyline::keys(&instance, 0), &|| false).unwrap();
+        let mut pieces = [Piece::new(instance, 0, 0, 0, false)];
+        skylines(&mut pieces, 1, &|| true);
+        assert_eq!(pieces[0].offsets(), whole);
     }
 }

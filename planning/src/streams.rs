@@ -22,16 +22,19 @@ fn lanes(problem: &Problem) -> Vec<Vec<u32>> {
 
 /// Places blocks so that streams share addresses only if orders allow it.
 ///
-/// Streams on top of each other are always safe, and nothing is better without an order. With orders, first
+/// One stream needs no order with itself, so it is placed in host order. Streams on top of each other are
+/// always safe, and nothing is better without an order. With orders, first
 /// fit may be lower, and a repair begins from the lowest result.
 pub(crate) fn place(search: &Search, problem: &Problem, bound: u64, capacity: Option<u64>) -> Placed {
-    let mut all = Placed { offsets: vec![0; problem.blocks().len()], height: 0, bound: 0, goal: 0 };
     let lanes = lanes(problem);
+    if let [ids] = &lanes[..] {
+        return search.one_lane(problem, ids.clone(), capacity);
+    }
+    let mut all = Placed { offsets: vec![0; problem.blocks().len()], height: 0, bound: 0, goal: 0 };
     // With orders, the later steps deserve more of the time.
     let has_orders = problem.orders().is_some_and(|orders| !orders.is_empty());
-    // One stream needs no order with itself.
     let is_many = problem.blocks().len().saturating_mul(lanes.len()) > CONFLICTS;
-    let is_done = !has_orders || lanes.len() < 2 || is_many;
+    let is_done = !has_orders || is_many;
     let parts = if is_done { lanes.len() } else { 4 * lanes.len() };
     for (number, ids) in lanes.into_iter().enumerate() {
         let lane = search.part_of(parts - number).one_lane(problem, ids.clone(), None);

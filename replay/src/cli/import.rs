@@ -1,20 +1,26 @@
 //! The command line of `import`.
 
-use std::io::{self, Write};
+use std::io::{self, Cursor, Read, Write};
 use std::path::{Path, PathBuf};
 
 use clap::{Args, ValueEnum};
 use millpond_core::{format_bytes, parse_memory};
+use millpond_engine::log::{self, LogError};
 use millpond_engine::text::{number_of, plain};
+use millpond_planning::MinimallocCsv;
 use millpond_snapshot::import::{self, Options};
 use millpond_snapshot::placement;
 use millpond_snapshot::recording::{Recording, Source, StateCheck, Sums, Unknown};
 use serde::Serialize;
 
+use super::input::HEAD_BYTES;
 use super::progress::ProgressArgs;
 use super::verdict::{Failure, Verdict};
 use super::{output, overwrite, suggest};
 use crate::progress::Progress;
+
+/// The binary logarithm of the most memory in bytes for decompressing zstd: zstd's own limit.
+const ZSTD_WINDOW_LOG: u32 = 27;
 
 /// Reads a file that another program wrote, prints its contents, and can write it as a log
 ///
@@ -85,6 +91,38 @@ impl SourceArgs {
         };
         bar.finish_and_clear();
         recording
+    }
+
+    /// Imports the file. If it is minimalloc's CSV, also returns its rows.
+    pub(super) fn import_with_rows(&self) -> millpond_engine::Result<(Recording, Option<MinimallocCsv>)> {
+        let is_input = self.file == Path::new("-");
+        let name = if is_input { "standard input".to_owned() } else { self.file.display().to_string() };
+        let fail = |why: String| millpond_engine::Error::from(LogError::new(&name, 0, why));
+        let unread = |error: io::Error| fail(format!("cannot be read ({error})"));
+        let mut file: Box<dyn Read + Send> = if is_input {
+            Box::new(io::stdin())
+        } else {
+            suggest::existing(&self.file)?;
+            Box::new(log::open_file(&self.file)?)
+        };
+        let mut bytes = Vec::new();
+        (&mut file).take(HEAD_BYTES).read_to_end(&mut bytes).map_err(unread)?;
+        let options = Options::default().device(self.device).memory(self.memory);
+        if !import::is_minimalloc(&bytes) {
+            let recording = match is_input {
+                true => import::read(&name, Cursor::new(bytes).chain(file), &options)?,
+                false => self.import()?,
+            };
+            return Ok((recording, None));
+        }
+        file.read_to_end(&mut bytes).map_err(unread)?;
+        // As for a file: its own size is not counted.
+        let memory = self.memory.saturating_add(bytes.len() as u64);
+        let recording = import::read(&name, bytes.as_slice(), &options.memory(memory))?;
+        let text = log::unpack_bytes(bytes.as_slice(), ZSTD_WINDOW_LOG).map_err(unread)?;
+        let text = io::read_to_string(text.take(memory)).map_err(unread)?;
+        let rows = MinimallocCsv::parse(text.trim_start_matches('\u{feff}'));
+        Ok((recording, Some(rows.map_err(|error| fail(error.to_string()))?)))
     }
 
     /// Returns the progress of the command.

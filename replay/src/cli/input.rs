@@ -14,7 +14,7 @@ use super::verdict::Failure;
 use crate::progress::Progress;
 
 /// How many bytes at a file's start tell whether it is a log. One block of zstd is smaller.
-const HEAD_BYTES: u64 = 256 << 10;
+pub(super) const HEAD_BYTES: u64 = 256 << 10;
 
 /// Checks that all layers and parameters exist, before anything is measured.
 pub(super) fn check(stacks: &[StackSpec], table: &LayerTable) -> Result<(), Failure> {

@@ -3,15 +3,28 @@
 use std::ffi::OsStr;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use clap::{Args, ValueEnum};
-use millpond_core::{ALLOCATION_ALIGNMENT, Error, parse_bytes, parse_memory};
+use millpond_core::{
+    ALLOCATION_ALIGNMENT, AnyResource, DriverHandle, Error, Layer, format_bytes, parse_bytes, parse_memory,
+};
+use millpond_driver::{CountingDriver, DeviceSpec};
+use millpond_engine::program::Limits;
+use millpond_engine::{self as engine, Options};
+use millpond_plan::PlanLayer;
+use millpond_planning::{MinimallocCsv, ProblemError, ProgramPlan};
+use millpond_resources::{CudaMemoryResource, PoolLayer};
 use millpond_snapshot::placement::{self, Answer, Placement, Request, Sharing};
+use millpond_snapshot::recording::Recording;
 
 use super::import::{ReportFormat, SourceArgs};
 use super::output;
-use super::verdict::{Failure, Verdict};
+use super::verdict::{self, Failure, Verdict};
+
+/// The memory of the device that a plan is tried on: practically unlimited.
+const DEVICE_BYTES: u64 = 1 << 44;
 
 /// Computes the least memory that any allocator needs for a file, and places its blocks
 ///
@@ -33,11 +46,11 @@ pub(crate) struct PlanArgs {
     #[arg(long, value_enum, default_value_t, value_name = "RULE")]
     streams: StreamRule,
 
-    /// The alignment of each block in bytes
-    #[arg(long, value_name = "SIZE", default_value = "256", value_parser = alignment)]
-    alignment: u64,
+    /// The alignment of each block in bytes [default: 256; for minimalloc's CSV, the file's, or else 1]
+    #[arg(long, value_name = "SIZE", value_parser = alignment)]
+    alignment: Option<u64>,
 
-    /// The seconds after which the search stops and keeps its best placement
+    /// The seconds, with reading, after which the search stops and keeps its best placement
     #[arg(long, value_name = "SECONDS", default_value_t = 30)]
     time: u64,
 
@@ -46,8 +59,9 @@ pub(crate) struct PlanArgs {
     seed: u64,
 
     /// Write the placement to this file. If the name ends in .plan, write a plan for the layer `plan`
-    /// (cuda+pool+plan:file=FILE.plan). Otherwise write minimalloc's CSV: for each block, the positions of
-    /// its allocation and its free, its size, and its offset
+    /// (cuda+pool+plan:file=FILE.plan), unless the pool alone takes less. Otherwise write minimalloc's CSV:
+    /// for each block, the positions of its allocation and its free, its size, and its offset; or the rows of
+    /// the file, with offsets, if it is minimalloc's CSV. A file that lacks a part of the program gives none
     #[arg(long, short = 'o', value_name = "FILE")]
     output: Option<PathBuf>,
 
@@ -82,44 +96,110 @@ fn refuse_other_rules(args: &PlanArgs, output: &Path) -> Result<(), millpond_cor
     if args.streams == StreamRule::HostOrder {
         return refuse("always keeps streams apart; omit --streams");
     }
-    if args.alignment != ALLOCATION_ALIGNMENT {
+    if args.alignment.is_some_and(|bytes| bytes != ALLOCATION_ALIGNMENT) {
         return refuse("always aligns to 256 bytes; omit --alignment");
     }
     Ok(())
 }
 
+/// Returns an error if a plan would lack a part of the program.
+fn refuse_incomplete(recording: &Recording) -> Result<(), Error> {
+    let Some(missing) = recording.missing_part() else { return Ok(()) };
+    let (file, what) = (recording.file(), &missing.text);
+    let why = "a plan needs all allocations and frees of the program";
+    Err(Error::invalid_argument(format!("{file}: no plan is written, because {why}: {what}")))
+}
+
+/// The most bytes that the pool takes for a recording, without and with a plan.
+struct Peaks {
+    pool: u64,
+    planned: u64,
+}
+
+impl Peaks {
+    /// Replays a recording; `None` if a request fails.
+    fn of(recording: &Recording, plan: &ProgramPlan) -> millpond_engine::Result<Option<Self>> {
+        let program = recording.program(Limits::default())?;
+        let peak = |layer: Option<PlanLayer>| -> millpond_engine::Result<Option<u64>> {
+            let device = DeviceSpec::SimCapacity(DEVICE_BYTES).open_new()?;
+            let counting = CountingDriver::new(device.clone());
+            let upstream = CudaMemoryResource::new(counting.clone() as DriverHandle);
+            let pool: AnyResource = Arc::new(PoolLayer::new().layer(upstream)?);
+            let resource: AnyResource = match layer {
+                Some(layer) => Arc::new(layer.layer(pool)?),
+                None => pool,
+            };
+            let outcome = engine::replay(&program, &resource, &device, Options::default(), &mut ())?;
+            Ok((outcome.failures == 0).then(|| counting.peak_bytes_held()))
+        };
+        let Some(pool) = peak(None)? else { return Ok(None) };
+        let planned = peak(Some(PlanLayer::from_plan(plan.clone())))?;
+        Ok(planned.map(|planned| Self { pool, planned }))
+    }
+}
+
+/// Writes the placement or the plan. Returns the reason if the plan is worse than none.
+fn write(
+    output: &Path,
+    recording: &Recording,
+    placed: &Placement,
+    plan: Option<&ProgramPlan>,
+) -> Result<Option<String>, Failure> {
+    if let Some(plan) = plan
+        && let Some(Peaks { pool, planned }) = Peaks::of(recording, plan)?
+        && pool < planned
+    {
+        let (pool, planned, shown) = (format_bytes(pool), format_bytes(planned), output.display());
+        return Ok(Some(format!(
+            "{shown}: no plan is written, because cuda+pool takes {pool} for this file and {planned} with the \
+             plan; use cuda+pool"
+        )));
+    }
+    let content = plan.map(ToString::to_string).or_else(|| placed.csv().map(str::to_owned));
+    if let Some(content) = content {
+        output::to_file(output, |file| file.write_all(content.as_bytes()))?;
+    }
+    Ok(None)
+}
+
 /// Imports a file, places its blocks, and prints or writes the placement.
 pub(super) fn run(args: &PlanArgs, mut out: impl Write) -> Result<Verdict, Failure> {
+    let began = Instant::now();
     args.source.refuse_overwrite(args.output.as_deref())?;
-    let recording = args.source.import()?;
+    let (recording, rows) = args.source.import_with_rows()?;
+    if args.output.is_some() {
+        refuse_incomplete(&recording)?;
+    }
     let sharing = match args.streams {
         StreamRule::Apart => Sharing::StreamSafe,
         StreamRule::HostOrder => Sharing::HostOrder,
     };
-    let options = millpond_planning::Options::default().time(Duration::from_secs(args.time)).seed(args.seed);
-    let request = Request::new(sharing).alignment(args.alignment).capacity(args.capacity).options(options);
+    let named = |why: ProblemError| Error::invalid_argument(format!("{}: {why}", recording.file()));
+    let of_file = || rows.as_ref().map_or(Ok(ALLOCATION_ALIGNMENT), MinimallocCsv::alignment);
+    let alignment = args.alignment.map_or_else(of_file, Ok).map_err(named)?;
+    let time = Duration::from_secs(args.time).saturating_sub(began.elapsed());
+    let options = millpond_planning::Options::default().time(time).seed(args.seed);
+    let request = Request::new(sharing).capacity(args.capacity).options(options);
     let as_plan = args.output.as_deref().filter(|output| output.extension() == Some(OsStr::new("plan")));
-    let (placed, plan) = match as_plan {
-        Some(output) => {
+    let (placed, plan) = match (as_plan, &rows) {
+        (Some(output), _) => {
             refuse_other_rules(args, output)?;
             placement::for_layer(&recording, &request)?
         }
-        None => {
-            let named = |why| Error::invalid_argument(format!("{}: {why}", recording.file()));
-            (Placement::of(&recording, &request).map_err(named)?, None)
+        (None, Some(rows)) => {
+            let request = request.alignment(alignment);
+            (Placement::of_minimalloc(&recording, rows, &request).map_err(named)?, None)
         }
+        (None, None) => (Placement::of(&recording, &request.alignment(alignment)).map_err(named)?, None),
     };
-    if let Some(output) = &args.output {
-        let csv = if as_plan.is_none() { placed.csv().map(str::to_owned) } else { None };
-        let content = plan.as_ref().map(ToString::to_string).or(csv);
-        if let Some(content) = content {
-            output::to_file(output, |file| file.write_all(content.as_bytes()))?;
-        }
-    }
+    // No placement fits into the capacity if there is none.
+    let output = args.output.as_deref().filter(|_| placed.height.is_some());
+    let refusal =
+        output.map(|output| write(output, &recording, &placed, plan.as_ref())).transpose()?.flatten();
     match args.format {
         ReportFormat::Text => {
             placement::print(&placed, &mut out)?;
-            if let Some(plan) = &plan {
+            if let Some(plan) = plan.as_ref().filter(|_| refusal.is_none()) {
                 placement::print_plan(plan, &mut out)?;
             }
         }
@@ -128,7 +208,12 @@ pub(super) fn run(args: &PlanArgs, mut out: impl Write) -> Result<Verdict, Failu
             writeln!(out)?;
         }
     }
+    if let Some(refusal) = &refusal {
+        out.flush()?;
+        verdict::report(refusal);
+    }
     Ok(match placed.answer {
+        _ if refusal.is_some() => Verdict::StackFailed,
         Some(Answer::Fits) | None => Verdict::Fine,
         Some(_) => Verdict::StackFailed,
     })

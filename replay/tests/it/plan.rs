@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use millpond_planning::ProgramPlan;
+use millpond_planning::{MinimallocCsv, ProgramPlan, validate};
 
 use crate::support::{Folder, HEADER, Run, program, rows, snapshot};
 
@@ -116,4 +116,83 @@ fn rules_that_the_layer_has_not_are_refused() {
     let empty = run(&["-o", plan.to_str().unwrap()], &empty);
     assert!(empty.stderr.contains("no plan can be written: no allocation has a slot"), "{}", empty.stderr);
     assert!(!plan.exists());
+}
+
+#[test]
+fn rows_of_minimalloc_keep_their_ids_and_steps_and_get_offsets() {
+    let folder = Folder::new();
+    let output = folder.path("placed.csv");
+    let placed = |rows: &str, flags: &[&str]| {
+        let file = folder.write("rows.csv", rows);
+        let run = run(&[flags, &["-o", output.to_str().unwrap()]].concat(), &file);
+        assert_eq!(run.status, 0, "{}", run.stderr);
+        std::fs::read_to_string(&output).unwrap()
+    };
+    let rows = "size,id,lower,upper\n300,late,70,90\n100,\"a, b\",5,80\n";
+    let expected =
+        |offset: u64| format!("size,id,lower,upper,offset\n300,late,70,90,0\n100,\"a, b\",5,80,{offset}\n");
+    assert_eq!(placed(rows, &["--capacity", "400"]), expected(300));
+    assert_eq!(placed(rows, &["--alignment", "256"]), expected(512));
+    // A column of streams keeps them apart, as in what `plan` writes.
+    let streams = "id,lower,upper,size,stream\nx,0,1,64,0\ny,1,2,64,1\n";
+    assert!(placed(streams, &[]).contains("y,1,2,64,1,64"));
+    assert!(placed(streams, &["--streams", "host-order"]).contains("y,1,2,64,1,0"));
+}
+
+#[test]
+fn hard_problems_of_minimalloc_fit_into_their_capacity() {
+    let folder = Folder::new();
+    for name in ["A", "G"] {
+        let file = format!("{}/../planning/tests/minimalloc/mm_{name}.csv", env!("CARGO_MANIFEST_DIR"));
+        let output = folder.path("placed.csv");
+        let flags = ["--capacity", "1MiB", "--time", "3600", "-o", output.to_str().unwrap()];
+        let run = run(&flags, Path::new(&file));
+        assert_eq!(run.status, 0, "{name}: {}{}", run.stdout, run.stderr);
+        let [rows, placed] = [Path::new(&file), &output].map(|path| std::fs::read_to_string(path).unwrap());
+        let kept = placed.lines().zip(rows.lines()).all(|(placed, row)| placed.starts_with(row));
+        assert!(kept && placed.lines().count() == rows.lines().count(), "{placed}");
+        let placed = MinimallocCsv::parse(&placed).unwrap();
+        let offsets: Vec<u64> = placed.rows().iter().filter_map(|row| row.offset).collect();
+        assert!(validate(&placed.problem().unwrap(), &offsets).unwrap() <= 1 << 20);
+    }
+}
+
+#[test]
+fn a_log_that_lacks_a_part_gives_no_plan() {
+    let folder = Folder::new();
+    let whole = steps(2, 256);
+    let late = format!("{HEADER}1,00:00:00.000001,free,0x7000,640,0\n{whole}");
+    let cut = format!("{HEADER}{whole}1,00:00:00.000001,fr");
+    for (text, why) in [(late, "at least 640B, in 1 block"), (cut, "the last row is cut off")] {
+        let log = folder.write("part.csv", text);
+        assert_eq!(run(&[], &log).status, 0);
+        for name in ["part.plan", "part.placed.csv"] {
+            let output = folder.path(name);
+            run(&["-o", output.to_str().unwrap()], &log).fails_with(2, &["no plan is written", why]);
+            assert!(!output.exists());
+        }
+    }
+}
+
+#[test]
+fn no_plan_is_written_for_streams_that_the_pool_serves_with_less() {
+    let folder = Folder::new();
+    let plan = folder.path("mixed.plan");
+    let mut rows = String::new();
+    for step in 0..8 {
+        for action in ["allocate", "free"] {
+            rows += &format!("1,00:00:00.000001,{action},0x7000000,{},{:#x}\n", 64 << 20, 0x5100 + step);
+        }
+    }
+    let refused = run(&["-o", plan.to_str().unwrap()], &folder.log(&rows));
+    refused.fails_with(1, &["no plan is written, because cuda+pool takes 64MiB", "512MiB with the plan"]);
+    assert!(refused.stdout.contains("512MiB: if streams share no memory") && !plan.exists());
+}
+
+#[test]
+fn a_log_that_is_too_large_for_its_time_is_placed_nevertheless() {
+    let log = Folder::new();
+    let log = log.write("large.csv", format!("{HEADER}{}", rows(1, 40_000)));
+    let placed = run(&["--time", "0"], &log);
+    assert!(placed.stdout.contains("more `--time` may find it"), "{}{}", placed.stdout, placed.stderr);
 }

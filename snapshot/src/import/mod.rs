@@ -102,6 +102,12 @@ pub fn is_for_log_reader(head: &[u8]) -> bool {
     unpacked.map_or(true, |start| detect::is_for_log_reader(&start))
 }
 
+/// Returns whether a file with this start is minimalloc's CSV.
+pub fn is_minimalloc(head: &[u8]) -> bool {
+    let unpacked = Unpacked::new(head).and_then(|mut unpacked| unpacked.start(HEAD_BYTES));
+    unpacked.is_ok_and(|start| detect::found(&start) == Found::Minimalloc)
+}
+
 fn sized(name: String, raw: impl Read + Send, size: u64, options: &Options) -> Result<Recording, LogError> {
     let mut budget = budget(size, options);
     content(&name, raw, options, &mut budget).map_err(|error| refused(&name, error))

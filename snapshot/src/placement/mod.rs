@@ -8,8 +8,8 @@ mod text;
 use std::time::Instant;
 
 use millpond_core::ALLOCATION_ALIGNMENT;
-use millpond_planning::{Block, Fit, Options, Plan, Problem, ProblemError};
-use rustc_hash::FxHashMap;
+use millpond_planning::{Block, Fit, MinimallocCsv, Options, Plan, Problem, ProblemError};
+use rustc_hash::{FxHashMap, FxHashSet};
 use serde::Serialize;
 
 use crate::recording::{EventKind, Recording, Unknown};
@@ -138,6 +138,27 @@ impl Placement {
         Self::of_blocks(recording, blocks, failed_requests, request)
     }
 
+    /// Places the buffers of minimalloc's CSV, and keeps their ids and steps. `recording` is the import of
+    /// the same file.
+    ///
+    /// # Errors
+    /// As for [`of`](Self::of).
+    pub fn of_minimalloc(
+        recording: &Recording,
+        csv: &MinimallocCsv,
+        request: &Request,
+    ) -> Result<Self, ProblemError> {
+        let streams: FxHashSet<u64> = csv.rows().iter().map(|row| row.stream).collect();
+        let placement = Self::of_blocks(recording, csv.blocks(), 0, request)?;
+        let offsets = placement.placed.iter().flatten().map(|(_, offset)| *offset).collect::<Vec<_>>();
+        Ok(Self {
+            streams: streams.len(),
+            doubts: recording.unknowns().iter().filter(|unknown| unknown.code == "gaps").cloned().collect(),
+            csv: placement.csv.map(|_| csv.with_offsets(&offsets)),
+            ..placement
+        })
+    }
+
     fn of_blocks(
         recording: &Recording,
         blocks: Vec<Block>,
@@ -186,14 +207,15 @@ impl Placement {
     }
 
     /// Returns the blocks as minimalloc's CSV: the positions of the allocation and the free, counted in
-    /// events, the size and the offset. `None` if no placement can fit into the capacity.
+    /// events, the size and the offset; or the rows of the file, with offsets. `None` if no placement can fit
+    /// into the capacity.
     #[must_use]
     pub fn csv(&self) -> Option<&str> {
         self.csv.as_deref()
     }
 
-    /// Returns the blocks with their offsets; births and deaths are event numbers. `None` if no placement can
-    /// fit into the capacity.
+    /// Returns the blocks with their offsets; births and deaths are event numbers, or the steps of the file.
+    /// `None` if no placement can fit into the capacity.
     #[must_use]
     pub fn placed(&self) -> Option<&[(Block, u64)]> {
         self.placed.as_deref()

@@ -36,6 +36,10 @@ const DOUBTS: [&str; 7] = [
     Flaws::REST_MISSING,
 ];
 
+/// The codes of recordings that lack allocations or frees of the program.
+const INCOMPLETE: [&str; 5] =
+    ["no_trace", "ring_wrapped", Flaws::BEGAN_LATE, Flaws::REST_MISSING, "no_frees"];
+
 /// The unit of times.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug, Serialize)]
 #[serde(rename_all = "snake_case")]
@@ -381,6 +385,12 @@ impl Recording {
     /// Returns whether the beginning of the program is missing, so that its peak may be too.
     pub fn begins_late(&self) -> bool {
         self.unknowns.iter().any(|unknown| LATE.contains(&unknown.code.as_str()))
+    }
+
+    /// Returns the first gap that hides allocations or frees of the program: the recording begins late, ends
+    /// early, or has no frees.
+    pub fn missing_part(&self) -> Option<&Unknown> {
+        self.unknowns.iter().find(|unknown| INCOMPLETE.contains(&unknown.code.as_str()))
     }
 
     /// Stores the rounded size of an event's block.
