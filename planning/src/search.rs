@@ -222,7 +222,7 @@ impl Piece {
     }
 }
 
-/// Computes the skylines of all pieces. A piece whose first skyline is stopped gets a best fit.
+/// Computes the skylines of all pieces, and a best fit of those that no skyline solves.
 pub(crate) fn skylines(pieces: &mut [Piece], threads: usize, stop: &(dyn Fn() -> bool + Sync)) {
     let races: Vec<Race> = pieces.iter().map(|_| Race::new()).collect();
     let is_sure = pieces.iter().map(|piece| piece.instance.len()).sum::<usize>() <= SURE_BLOCKS;
@@ -244,7 +244,8 @@ pub(crate) fn skylines(pieces: &mut [Piece], threads: usize, stop: &(dyn Fn() ->
             pieces[number / skyline::KEYS].offer(offsets);
         }
     }
-    for piece in pieces.iter_mut().filter(|piece| piece.best.is_empty()) {
+    // The time may have stopped the skylines that are lower.
+    for piece in pieces.iter_mut().filter(|piece| !piece.is_done()) {
         piece.offer(best_fit(&piece.instance));
     }
 }
@@ -294,8 +295,10 @@ mod tests {
         let problem = Problem::new(synthetic::training(4_000, 1), 512).unwrap();
         let instance = Instance::one_lane(&problem, 0..problem.blocks().len() as u32);
         let whole = skyline::skyline(&instance, &skyline::keys(&instance, 0), &|| false).unwrap();
+        let tops = whole.iter().zip(&instance.size).map(|(offset, size)| offset + size);
+        let height = tops.max().unwrap();
         let mut pieces = [Piece::new(instance, 0, 0, 0, false)];
         skylines(&mut pieces, 1, &|| true);
-        assert_eq!(pieces[0].offsets(), whole);
+        assert!(pieces[0].height() <= height, "{} above {height}", pieces[0].height());
     }
 }

@@ -41,11 +41,17 @@ impl Progress {
     /// Returns a bar for replaying a program through a stack.
     pub(crate) fn stack(self, spec: &StackSpec, program: &Program, passes: u32) -> ProgressBar {
         let operations = program.summary().operations * u64::from(passes);
-        self.bar(
-            operations,
-            format!("replaying {spec}"),
-            "{msg} [{bar:30}] {human_pos}/{human_len} operations, {eta} left",
-        )
+        self.replaying(operations, format!("replaying {spec}"))
+    }
+
+    /// Returns a bar for replaying a program through several stacks at once.
+    pub(crate) fn stacks(self, count: usize, program: &Program, passes: u32) -> ProgressBar {
+        let operations = program.summary().operations * u64::from(passes) * count as u64;
+        self.replaying(operations, format!("replaying {count} stacks"))
+    }
+
+    fn replaying(self, operations: u64, message: String) -> ProgressBar {
+        self.bar(operations, message, "{msg} [{bar:30}] {human_pos}/{human_len} operations, {eta} left")
     }
 
     /// Returns a bar for work of unknown length; [`step`](Self::step) names the current step.

@@ -4,6 +4,8 @@ use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::sync::Arc;
 
+use parking_lot::Mutex;
+
 use super::Op;
 
 /// The number of operations in a block (1.5 MiB), the unit of writing and reading.
@@ -13,7 +15,7 @@ pub(super) const BLOCK_OPS: usize = 64 << 10;
 #[derive(Debug)]
 pub(super) enum OpStore {
     Memory(Vec<Arc<[Op]>>),
-    File { file: File, ops: u64 },
+    File { file: Mutex<File>, ops: u64 },
 }
 
 impl OpStore {
@@ -29,16 +31,19 @@ impl OpStore {
     }
 
     pub(super) fn block(&self, index: usize) -> io::Result<Arc<[Op]>> {
-        let (mut file, ops) = match self {
+        let (file, ops) = match self {
             Self::Memory(blocks) => return Ok(blocks[index].clone()),
             Self::File { file, ops } => (file, *ops),
         };
         let first = index as u64 * BLOCK_OPS as u64;
         assert!(first < ops, "block {index} is behind the end");
         let count = (ops - first).min(BLOCK_OPS as u64) as usize;
-        file.seek(SeekFrom::Start(first * Op::PACKED_BYTES as u64))?;
         let mut packed = vec![0; count * Op::PACKED_BYTES];
-        file.read_exact(&mut packed)?;
+        {
+            let mut file = file.lock(); // several replays may read at once
+            file.seek(SeekFrom::Start(first * Op::PACKED_BYTES as u64))?;
+            file.read_exact(&mut packed)?;
+        }
         Ok(packed.as_chunks().0.iter().map(Op::unpack).collect())
     }
 }
@@ -78,7 +83,7 @@ impl OpWriter {
                 return Ok(());
             }
             let blocks = std::mem::take(blocks);
-            self.store = OpStore::File { file: tempfile::tempfile()?, ops: 0 };
+            self.store = OpStore::File { file: Mutex::new(tempfile::tempfile()?), ops: 0 };
             for block in blocks {
                 self.append(&block)?;
             }
@@ -93,7 +98,7 @@ impl OpWriter {
     fn append(&mut self, block: &[Op]) -> io::Result<()> {
         if let OpStore::File { file, ops } = &mut self.store {
             let packed: Vec<u8> = block.iter().flat_map(Op::pack).collect();
-            file.write_all(&packed)?;
+            file.get_mut().write_all(&packed)?;
             *ops += block.len() as u64;
         }
         Ok(())

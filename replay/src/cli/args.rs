@@ -26,6 +26,7 @@ use super::shell::{CompletionsArgs, ManArgs};
 use super::suggest;
 use super::top::TopArgs;
 use super::tune::TuneArgs;
+use crate::report::Format;
 
 /// Replays allocation logs through stacks of GPU memory resources, and compares the stacks.
 ///
@@ -67,6 +68,10 @@ pub(crate) struct Cli {
     /// The format of the results
     #[arg(long, short = 'f', value_enum, default_value_t, value_name = "FORMAT")]
     pub(crate) format: FormatArg,
+
+    /// Show all figures of all stacks, and the driver calls by kind
+    #[arg(long)]
+    pub(crate) details: bool,
 
     /// Which threads replay the log, and in which order
     #[arg(long, short = 't', value_enum, default_value_t, value_name = "ORDER")]
@@ -147,22 +152,25 @@ Examples:
       replay a log whose name is also the name of a command
 
 Figures:
-  peak taken    the most bytes that a stack held from the driver at one time; with --repeat, in the first
-                pass (in which the stack grows) and in the last pass
+  peak taken    the most bytes that a stack held from the driver at one time; with --repeat and --details, in
+                the first pass (in which the stack grows) and in the last pass
   taken / live  peak taken divided by the most bytes that the log had live at one time; no allocator can be
                 below 1
-  taken / apart with several streams: peak taken divided by the least memory for an allocator whose streams
-                share no memory
   ns/op         time per operation of the log, in the stack and in the driver; driver time is virtual on a
                 simulated device; with --repeat, in the first pass and in the fastest pass
-  calls         driver calls, in the same passes
+  driver calls  calls of the driver, in the same passes
+
+With --details:
+  taken / apart with several streams: peak taken divided by the least memory for an allocator whose streams
+                share no memory
   failures      allocations that failed; `failed then, served now` counts rows `allocate failure` that succeed
 
 Exit status:
   0  every stack named with --stack served every row; without --stack, at least one stack of the line-up did
   1  a stack could not be built, or failed a row (a row `allocate failure` that fails again counts, too);
      `calibrate --check` found the simulated device too different from the real one; `gate` found the memory
-     over its budget; `plan` or `tune` found no solution that surely fits into --capacity
+      over its budget; `plan` or `tune` found no solution that surely fits into --capacity; `plan` wrote no
+      plan because the pool alone takes less
   2  a log, a stack's text, the device or the command line is wrong; a stack would overwrite a log; or an
      output cannot be written
 
@@ -201,6 +209,14 @@ impl Cli {
         Limits::default().skip_bad_rows(self.skip_bad_rows)
     }
 
+    /// Returns the format of the results; only the table has details apart.
+    pub(crate) fn format(&self) -> Format {
+        match Format::from(self.format) {
+            Format::Table if self.details => Format::Details,
+            format => format,
+        }
+    }
+
     /// Returns the options of the replay.
     pub(crate) fn options(&self) -> Options {
         Options::default().threads(self.threads.into()).passes(self.repeat)
@@ -209,8 +225,6 @@ impl Cli {
 
 #[cfg(test)]
 mod tests {
-    use crate::report::Format;
-
     use super::*;
 
     fn parse(line: &str) -> Result<Cli, String> {
@@ -260,9 +274,11 @@ mod tests {
 
     #[test]
     fn format() {
-        assert_eq!(Format::from(parse("a").unwrap().format), Format::Table);
-        assert_eq!(Format::from(parse("a --format json").unwrap().format), Format::Json);
-        assert_eq!(Format::from(parse("a -f csv").unwrap().format), Format::Csv);
+        assert_eq!(parse("a").unwrap().format(), Format::Table);
+        assert_eq!(parse("a --format json").unwrap().format(), Format::Json);
+        assert_eq!(parse("a -f csv").unwrap().format(), Format::Csv);
+        assert_eq!(parse("a --details").unwrap().format(), Format::Details);
+        assert_eq!(parse("a --details -f json").unwrap().format(), Format::Json);
     }
 
     #[test]

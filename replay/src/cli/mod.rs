@@ -130,7 +130,7 @@ fn replay(cli: &Cli, table: &LayerTable, mut out: impl Write) -> Result<Verdict,
     }
     let settings = settings(cli, table)?;
     let progress = cli.progress.usual();
-    let mut reporter = Format::from(cli.format).reporter(out);
+    let mut reporter = cli.format().reporter(out);
     let mut verdict = Verdict::Fine;
     for path in &cli.logs {
         if let Some(meant) = suggest::of_file(path, &Cli::command()) {
@@ -174,9 +174,9 @@ fn busy(args: &BusyArgs, table: &LayerTable, out: impl Write) -> Result<Verdict,
     settings.device.open_new()?; // report a missing device before reading logs
     let progress = args.progress.if_asked();
     let mut print = match Format::from(args.format) {
-        Format::Table => in_flight::table(out),
         Format::Json => in_flight::json(out),
         Format::Csv => in_flight::csv(out),
+        Format::Table | Format::Details => in_flight::table(out),
     };
     let mut verdict = Verdict::Fine;
     for path in &args.logs {

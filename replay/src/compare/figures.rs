@@ -120,6 +120,11 @@ impl StackFigures {
         again || self.failures_all_passes > 0
     }
 
+    /// Returns the larger peak of the first and the last pass, in bytes.
+    pub(crate) fn peak(&self) -> u64 {
+        self.peak_reserved_bytes_first.max(self.peak_reserved_bytes_last)
+    }
+
     /// Returns whether the stack uses device memory. A stack of host memory serves blocks but takes no device
     /// memory.
     pub fn is_of_device(&self) -> bool {

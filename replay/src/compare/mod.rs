@@ -1,12 +1,18 @@
 //! Replays one log through several stacks, each on as fresh a device as possible, and collects the figures.
 //!
-//! Each stack gets a new simulated device. All stacks share a GPU; each is dropped before the next is built.
+//! Each stack gets a new simulated device, and stacks replay a long log side by side. All stacks share a GPU;
+//! each is dropped before the next is built.
 
 mod figures;
 mod layers;
 mod misuse;
 mod run;
 mod settings;
+mod side_by_side;
+
+use std::cmp::Reverse;
+use std::num::NonZeroUsize;
+use std::thread;
 
 use millpond_core::stack::LayerTable;
 use serde::Serialize;
@@ -15,12 +21,20 @@ pub use figures::{DriverFigures, PassFigures, StackFigures, StackReport, StackRe
 pub use layers::layers;
 pub use settings::Settings;
 
-use millpond_engine::Result;
 use millpond_engine::program::{LogSummary, Program};
+use millpond_engine::{Result, Threads};
 
 use crate::lineup;
 use crate::progress::Progress;
 pub use millpond_engine::DeviceFigures;
+use misuse::MisuseCounter;
+
+/// The fewest operations of a log that is replayed through two stacks at once. A shorter replay takes less
+/// than a second, and its times are better alone.
+const LONG: u64 = 1 << 20;
+
+/// The most stacks that replay at once. More would need more memory, and the slowest stack takes as long.
+const MOST_AT_ONCE: usize = 2;
 
 /// The results of one log with several stacks, which the reports print.
 #[derive(Clone, Debug, Serialize)]
@@ -36,6 +50,8 @@ pub struct Comparison {
     pub thread_order: String,
     /// The number of times each stack replayed the log.
     pub passes: u32,
+    /// The number of stacks that replayed the log at once.
+    pub at_once: usize,
     /// The stacks, in the requested order.
     pub stacks: Vec<StackReport>,
     /// Whether the table has other layers than [`layers`].
@@ -68,24 +84,98 @@ pub fn compare(
         [] => lineup::standard(program.summary(), &device),
         stacks => stacks.iter().cloned().map(lineup::Entry::Run).collect(),
     };
-    let stacks = entries.into_iter().map(|entry| match entry {
+    let at_once = at_once(program.summary(), settings, device.simulated).min(entries.len());
+    // One bar stands for stacks that run at once.
+    let shared = (at_once > 1).then(|| progress.stacks(entries.len(), program, settings.options.passes));
+    let misuses = MisuseCounter::install(at_once > 1);
+    let report = |entry: lineup::Entry| match entry {
         lineup::Entry::Run(spec) => {
-            let bar = progress.stack(&spec, program, settings.options.passes);
-            let result = run::stack(program, &spec, table, settings, &bar);
-            bar.finish_and_clear();
+            let bar = match &shared {
+                Some(bar) => bar.clone(),
+                None => progress.stack(&spec, program, settings.options.passes),
+            };
+            let result = run::stack(program, &spec, table, settings, &bar, &misuses);
+            if shared.is_none() {
+                bar.finish_and_clear();
+            }
             StackReport { spec: spec.to_string(), result }
         }
         lineup::Entry::Skip { spec, reason } => {
             StackReport { spec: spec.to_string(), result: StackResult::Skipped { reason } }
         }
-    });
+    };
+    let stacks = if at_once > 1 {
+        let (numbers, entries): (Vec<usize>, Vec<lineup::Entry>) = slowest_first(entries).into_iter().unzip();
+        let reports = side_by_side::run(entries, at_once, report);
+        let mut stacks: Vec<(usize, StackReport)> = numbers.into_iter().zip(reports).collect();
+        stacks.sort_by_key(|(number, _)| *number);
+        stacks.into_iter().map(|(_, report)| report).collect()
+    } else {
+        entries.into_iter().map(report).collect()
+    };
+    if let Some(bar) = shared {
+        bar.finish_and_clear();
+    }
     Ok(Comparison {
         version: Comparison::VERSION,
-        stacks: stacks.collect(),
+        stacks,
+        at_once,
         device,
         log: program.summary().clone(),
         has_own_layers: !table.entries().iter().all(layers::is_millponds),
         thread_order: settings.options.threads.to_string(),
         passes: settings.options.passes,
     })
+}
+
+/// Returns how many stacks replay a log at once. Threads of the log need the cores themselves, and stacks on
+/// a GPU would share its memory.
+fn at_once(log: &LogSummary, settings: &Settings, is_simulated: bool) -> usize {
+    if !is_simulated || settings.options.threads != Threads::One || log.operations < LONG {
+        return 1;
+    }
+    thread::available_parallelism().map_or(1, NonZeroUsize::get).min(MOST_AT_ONCE)
+}
+
+/// Returns the stacks with their numbers. Those that call the driver for each operation take longest and come
+/// first: otherwise the other cores would wait for them at the end.
+fn slowest_first(entries: Vec<lineup::Entry>) -> Vec<(usize, lineup::Entry)> {
+    let layers = |entry: &lineup::Entry| match entry {
+        lineup::Entry::Run(spec) => spec.layers().len(),
+        lineup::Entry::Skip { .. } => usize::MAX,
+    };
+    let mut numbered: Vec<(usize, lineup::Entry)> = entries.into_iter().enumerate().collect();
+    numbered.sort_by_key(|(number, entry)| (layers(entry) > 1, Reverse(*number)));
+    numbered
+}
+
+#[cfg(test)]
+mod tests {
+    use millpond_driver::DeviceSpec;
+    use millpond_engine::Options;
+
+    use super::*;
+
+    #[test]
+    fn long_logs_alone_are_replayed_side_by_side_and_only_on_simulated_devices() {
+        let cores = thread::available_parallelism().map_or(1, NonZeroUsize::get);
+        let of = |operations, threads, is_simulated| {
+            let mut log = LogSummary::default();
+            log.operations = operations;
+            let options = Options::default().threads(threads);
+            at_once(&log, &Settings::new(DeviceSpec::SimH200, Vec::new()).options(options), is_simulated)
+        };
+        assert_eq!(of(LONG, Threads::One, true), cores.min(MOST_AT_ONCE));
+        assert_eq!(of(LONG - 1, Threads::One, true), 1);
+        assert_eq!(of(LONG, Threads::Free, true), 1);
+        assert_eq!(of(LONG, Threads::One, false), 1);
+    }
+
+    #[test]
+    fn stacks_that_call_the_driver_for_each_operation_begin() {
+        let entry = |spec: &str| lineup::Entry::Run(spec.parse().unwrap());
+        let entries = ["cuda", "cuda_async", "cuda+pool", "cuda+pool+binning"].map(entry).to_vec();
+        let numbers: Vec<usize> = slowest_first(entries).into_iter().map(|(number, _)| number).collect();
+        assert_eq!(numbers, [1, 0, 3, 2]);
+    }
 }

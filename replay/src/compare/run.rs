@@ -23,8 +23,14 @@ pub(super) fn stack(
     table: &LayerTable,
     settings: &Settings,
     bar: &ProgressBar,
+    misuses: &MisuseCounter,
 ) -> StackResult {
-    let run = AssertUnwindSafe(|| build_and_replay(program, spec, table, settings, bar));
+    let run = AssertUnwindSafe(|| {
+        misuses.begin();
+        let mut figures = build_and_replay(program, spec, table, settings, bar)?;
+        figures.misuses_all_passes = misuses.count();
+        Ok(figures)
+    });
     let result = catch_unwind(run).unwrap_or_else(|panic| Err(Error::panicked(&*panic)));
     match result {
         Ok(figures) => StackResult::Ran(Box::new(figures)),
@@ -48,7 +54,6 @@ fn build_and_replay(
     settings: &Settings,
     bar: &ProgressBar,
 ) -> Result<StackFigures> {
-    let misuse = MisuseCounter::install();
     let device = settings.device.open_new()?;
     let counting = CountingDriver::new(device.clone());
     let before = Moment::now(&counting);
@@ -58,7 +63,6 @@ fn build_and_replay(
     let mut figures = watch.figures(program, outcome);
     drop(resource);
     figures.asked_again = ask_again(program, spec, table, settings)?;
-    figures.misuses_all_passes = misuse.count();
     figures.driver.unmeasured = unmeasured(&settings.device, &figures.driver.by_kind)?;
     let shares_a_clock = settings.options.threads == Threads::Free && device.device().is_sim();
     if shares_a_clock || !figures.driver.unmeasured.is_empty() {

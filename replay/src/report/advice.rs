@@ -1,4 +1,4 @@
-//! The advice after a replay: one sentence for a reader who sees the table for the first time.
+//! The advice of a replay: one sentence for a reader who sees the table for the first time.
 //!
 //! It rests on reserved bytes and driver calls, because a simulated device and a GPU agree on them. Times
 //! only break ties: a simulated device models them, and small differences are noise on any device.
@@ -14,10 +14,10 @@ use crate::compare::{Comparison, StackFigures};
 const OPERATIONS_A_CALL: u64 = 2;
 
 /// Peaks closer than this ratio count as equal.
-const SAME_PEAK: f64 = 1.02;
+pub(super) const SAME_PEAK: f64 = 1.02;
 
 /// Calls and times closer than this ratio count as equal.
-const SAME_COST: f64 = 1.1;
+pub(super) const SAME_COST: f64 = 1.1;
 
 /// A log with fewer operations says little, because a pool has not found its size yet.
 const SHORT_LOG: u64 = 1000;
@@ -27,8 +27,16 @@ const LARGEST_DEVICE: u64 = 16 << 40;
 
 type Ran<'a> = (&'a str, &'a StackFigures);
 
-/// Returns one thing to do, on one line; `None` if no stack ran that a program can use.
-pub(super) fn of(comparison: &Comparison) -> Option<String> {
+/// What to do.
+pub(super) struct Advice<'a> {
+    /// One line.
+    pub(super) text: String,
+    /// The stack that the program should use.
+    pub(super) stack: Option<&'a str>,
+}
+
+/// Returns one thing to do; `None` if no stack ran that a program can use.
+pub(super) fn of(comparison: &Comparison) -> Option<Advice<'_>> {
     let ran = comparison.stacks.iter().filter_map(figures).filter(|(_, figures)| figures.is_of_device());
     let ran = ran.map(|(stack, figures)| (stack.spec.as_str(), figures));
     let ran: Vec<Ran<'_>> = ran.filter(|(spec, _)| !has_model(spec)).collect();
@@ -40,43 +48,46 @@ pub(super) fn of(comparison: &Comparison) -> Option<String> {
     let (managed, served): (Vec<Ran<'_>>, Vec<Ran<'_>>) = served.partition(|(spec, _)| is_managed(spec));
     let sparing: Vec<Ran<'_>> = served.iter().copied().filter(|(_, figures)| spares(figures)).collect();
     let log = &comparison.log;
-    let to_do = if let Some(best) = smallest(&sparing) {
-        use_stack(comparison, best, plain(&ran))
+    let (to_do, stack) = if let Some(best) = smallest(&sparing) {
+        (use_stack(comparison, best, plain(&ran)), Some(best.0))
     } else if let Some(best) = smallest(&served) {
         let (spec, figures) = best;
         if log.failed_requests > 0 {
-            use_stack(comparison, best, plain(&ran))
+            (use_stack(comparison, best, plain(&ran)), Some(spec))
         } else if log.operations < SHORT_LOG {
             let count = counted(log.operations, "operation");
-            format!("record a longer log: this one has {count}, too few to tell stacks apart")
+            (format!("record a longer log: this one has {count}, too few to tell stacks apart"), None)
         } else {
-            format!(
+            let stay = format!(
                 "stay with `{spec}`, which took {}: no stack here needed fewer than one driver call per two \
                  operations",
-                format_bytes(peak(figures))
-            )
+                format_bytes(figures.peak())
+            );
+            (stay, Some(spec))
         }
     } else if let Some((spec, figures)) = managed.first() {
-        larger_for_managed(comparison, spec, figures)
+        (larger_for_managed(comparison, spec, figures), None)
     } else {
-        larger_device(comparison, &ran)
+        (larger_device(comparison, &ran), None)
     };
-    Some(format!("what to do: {to_do}."))
+    Some(Advice { text: format!("what to do: {to_do}."), stack })
 }
 
 /// Returns whether a stack contains a model of another library's allocator, which no program can use.
-fn has_model(spec: &str) -> bool {
+pub(super) fn has_model(spec: &str) -> bool {
     let layers = spec.split('+').map(|layer| layer.split(':').next().unwrap_or_default().trim());
     layers.into_iter().any(|layer| peers::LAYERS.iter().any(|model| model.name == layer))
 }
 
-fn is_managed(spec: &str) -> bool {
+/// Returns whether a stack stands on managed memory.
+pub(super) fn is_managed(spec: &str) -> bool {
     spec.split(['+', ':']).next().is_some_and(|base| base.trim() == "managed")
 }
 
 /// Returns the advice if only managed memory served the log, because it overflows to host memory.
 fn larger_for_managed(comparison: &Comparison, spec: &str, figures: &StackFigures) -> String {
-    let (taken, total) = (peak(figures).max(comparison.log.peak_needed_bytes), comparison.device.total_bytes);
+    let (taken, total) =
+        (figures.peak().max(comparison.log.peak_needed_bytes), comparison.device.total_bytes);
     let why = match taken.saturating_sub(total) {
         0 => format!("`{spec}` served it, but moves its pages on demand, which is much slower"),
         beyond => format!(
@@ -106,7 +117,7 @@ fn use_stack(comparison: &Comparison, (spec, figures): Ran<'_>, plain: Option<Ra
          live, and made {calls}{again}",
         form(comparison, spec),
         comparison.device.spec,
-        format_bytes(peak(figures)),
+        format_bytes(figures.peak()),
         format_bytes(figures.peak_live_bytes),
     )
 }
@@ -173,22 +184,18 @@ fn larger_device(comparison: &Comparison, ran: &[Ran<'_>]) -> String {
     )
 }
 
-/// Returns the larger peak of the first and the last pass.
-fn peak(figures: &StackFigures) -> u64 {
-    figures.peak_reserved_bytes_first.max(figures.peak_reserved_bytes_last)
-}
-
-fn spares(figures: &StackFigures) -> bool {
+/// Returns whether a stack makes few driver calls.
+pub(super) fn spares(figures: &StackFigures) -> bool {
     figures.driver.calls_first_pass.saturating_mul(OPERATIONS_A_CALL) < figures.operations
 }
 
 /// Returns the stack with the least memory. Of several with nearly as little, it is the one with the fewest
 /// driver calls; then the fastest; then the one with the fewest layers.
 fn smallest<'a>(stacks: &[Ran<'a>]) -> Option<Ran<'a>> {
-    let near = nearly_least(stacks.to_vec(), SAME_PEAK, |figures| peak(figures) as f64);
+    let near = nearly_least(stacks.to_vec(), SAME_PEAK, |figures| figures.peak() as f64);
     let near = nearly_least(near, SAME_COST, |figures| figures.driver.calls_first_pass as f64);
     let near = nearly_least(near, SAME_COST, |figures| figures.ns_per_op_first.unwrap_or(f64::INFINITY));
-    near.into_iter().min_by_key(|(spec, figures)| (spec.matches('+').count(), peak(figures)))
+    near.into_iter().min_by_key(|(spec, figures)| (spec.matches('+').count(), figures.peak()))
 }
 
 /// Keeps the stacks whose cost is at most `ratio` times the least one.

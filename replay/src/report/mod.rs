@@ -1,6 +1,7 @@
 //! Prints comparisons; one file per format.
 
 mod advice;
+mod brief;
 pub mod csv;
 pub mod json;
 mod ran;
@@ -15,9 +16,11 @@ pub use reporter::Reporter;
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 #[non_exhaustive]
 pub enum Format {
-    /// For people.
+    /// For people: the advice, and what decides between at most eight stacks.
     #[default]
     Table,
+    /// For authors of allocators: all figures as tables.
+    Details,
     /// One JSON object per log, each on its own line.
     Json,
     /// A header, and one row per stack and log.
@@ -28,7 +31,8 @@ impl Format {
     /// Returns a reporter that prints to `out`.
     pub fn reporter<'a>(self, out: impl Write + 'a) -> Box<dyn Reporter + 'a> {
         match self {
-            Self::Table => Box::new(table::TableReporter::new(out)),
+            Self::Table => Box::new(table::TableReporter::new(out, false)),
+            Self::Details => Box::new(table::TableReporter::new(out, true)),
             Self::Json => Box::new(json::JsonReporter::new(out)),
             Self::Csv => Box::new(csv::CsvReporter::new(out)),
         }

@@ -1,5 +1,5 @@
-//! Prints tables for people: a headline for the log, a table with a row for each stack, remarks, and a last
-//! line with advice.
+//! Prints tables for people: a headline for the log, a line with advice, a table with a row for each stack,
+//! and remarks; with details all figures.
 
 use std::io::{self, Write};
 
@@ -8,7 +8,7 @@ use millpond_core::{LadderCounts, format_bytes};
 use millpond_engine::text::{counted, thousands};
 
 use super::ran::figures;
-use super::{Reporter, advice};
+use super::{Reporter, advice, brief};
 use crate::compare::{Comparison, StackFigures, StackReport, StackResult};
 
 const LEGEND: &str = "\
@@ -22,7 +22,7 @@ const ASKED_AGAIN_LEGEND: &str =
     "failed then, served now: rows `allocate failure` of the log that the stack serves if asked again";
 
 /// CUDA does not document how its pools divide memory; docs/book/src/benchmarks.md shows how much they take.
-const DRIVER_POOL_LEGEND: &str =
+const DRIVER_POOL_NOTE: &str =
     "cuda_async: the simulated driver's pools are a model; CUDA's pools may take a few tenths more or less";
 
 const DETAILS_HEADER: [&str; 5] =
@@ -36,16 +36,17 @@ const LINE_WIDTH: usize = 100;
 /// Stacks are equally fast if their times differ by less than this ratio.
 const NOISE: f64 = 1.1;
 
-type Ran<'a> = [(&'a StackReport, &'a StackFigures)];
+pub(super) type Ran<'a> = [(&'a StackReport, &'a StackFigures)];
 
 pub(super) struct TableReporter<W> {
     out: W,
+    has_details: bool,
     reported: usize,
 }
 
 impl<W> TableReporter<W> {
-    pub(super) fn new(out: W) -> Self {
-        Self { out, reported: 0 }
+    pub(super) fn new(out: W, has_details: bool) -> Self {
+        Self { out, has_details, reported: 0 }
     }
 }
 
@@ -57,39 +58,45 @@ impl<W: Write> Reporter for TableReporter<W> {
         }
         self.reported += 1;
         writeln!(out, "{}", headline(comparison))?;
+        let advice = advice::of(comparison);
+        if let Some(advice) = &advice {
+            writeln!(out, "{}\n", advice.text)?;
+        }
         let ran: Vec<(&StackReport, &StackFigures)> = comparison.stacks.iter().filter_map(figures).collect();
         if !ran.is_empty() {
             writeln!(out, "{}", how_replayed(comparison))?;
-            let live = comparison.log.live.text(LINE_WIDTH - "live bytes ".len());
-            if !live.is_empty() {
-                writeln!(out, "live bytes {live}")?;
+            if self.has_details {
+                write_details(out, comparison, &ran)?;
+            } else {
+                brief::write(out, comparison, &ran, advice.as_ref())?;
             }
-            writeln!(out, "\n{}\n{LEGEND}", table(comparison, &ran))?;
-            if comparison.log.streams > 1 {
-                writeln!(out, "{APART_LEGEND}")?;
-            }
-            if comparison.log.failed_requests > 0 {
-                writeln!(out, "{ASKED_AGAIN_LEGEND}")?;
-            }
-            let is_pool_of_driver = |stack: &StackReport| stack.spec.starts_with("cuda_async");
-            if comparison.device.simulated && ran.iter().any(|(stack, _)| is_pool_of_driver(stack)) {
-                writeln!(out, "{DRIVER_POOL_LEGEND}")?;
-            }
-            writeln!(out, "\n{}", details(&ran))?;
-            if ran.iter().any(|(_, figures)| figures.ladder.is_some()) {
-                writeln!(out, "{LADDER_NOTE}")?;
-            }
-            write_driver_calls(out, &ran)?;
         }
         write_notes(out, comparison, &ran)?;
-        if let Some(winners) = winners(&ran) {
+        if let Some(winners) = winners(&ran).filter(|_| self.has_details) {
             writeln!(out, "\n{winners}")?;
-        }
-        if let Some(advice) = advice::of(comparison) {
-            writeln!(out, "\n{advice}")?;
         }
         out.flush()
     }
+}
+
+/// Prints the figures for authors of allocators.
+fn write_details(out: &mut impl Write, comparison: &Comparison, ran: &Ran<'_>) -> io::Result<()> {
+    let live = comparison.log.live.text(LINE_WIDTH - "live bytes ".len());
+    if !live.is_empty() {
+        writeln!(out, "live bytes {live}")?;
+    }
+    writeln!(out, "\n{}\n{LEGEND}", table(comparison, ran))?;
+    if comparison.log.streams > 1 {
+        writeln!(out, "{APART_LEGEND}")?;
+    }
+    if comparison.log.failed_requests > 0 {
+        writeln!(out, "{ASKED_AGAIN_LEGEND}")?;
+    }
+    writeln!(out, "\n{}", details(ran))?;
+    if ran.iter().any(|(_, figures)| figures.ladder.is_some()) {
+        writeln!(out, "{LADDER_NOTE}")?;
+    }
+    write_driver_calls(out, ran)
 }
 
 fn headline(comparison: &Comparison) -> String {
@@ -105,7 +112,7 @@ fn headline(comparison: &Comparison) -> String {
 }
 
 fn how_replayed(comparison: &Comparison) -> String {
-    let Comparison { thread_order, passes, log, .. } = comparison;
+    let Comparison { thread_order, passes, at_once, log, .. } = comparison;
     let order = match thread_order.as_str() {
         "1" if log.threads > 1 => {
             format!("on one thread (the log has {}: --threads as-logged)", log.threads)
@@ -114,7 +121,8 @@ fn how_replayed(comparison: &Comparison) -> String {
         order => format!("threads {order}"),
     };
     let times = if *passes == 1 { "once".to_owned() } else { format!("{passes} times") };
-    format!("replayed {times}, {order}, on {}", device(comparison))
+    let stacks = if *at_once > 1 { format!(", {at_once} stacks at a time") } else { String::new() };
+    format!("replayed {times}, {order}{stacks}, on {}", device(comparison))
 }
 
 /// Returns the device's text, name and size, without repetition.
@@ -189,7 +197,7 @@ fn details(ran: &Ran<'_>) -> Table {
     table_of(DETAILS_HEADER.to_vec(), rows)
 }
 
-fn table_of(header: Vec<&str>, rows: impl Iterator<Item = Vec<String>>) -> Table {
+pub(super) fn table_of(header: Vec<&str>, rows: impl Iterator<Item = Vec<String>>) -> Table {
     let mut table = Table::new();
     table.load_style(presets::ASCII_MARKDOWN).set_content_arrangement(ContentArrangement::Disabled);
     table.set_header(header);
@@ -247,6 +255,9 @@ fn write_notes(out: &mut impl Write, comparison: &Comparison, ran: &Ran<'_>) -> 
     if comparison.device.simulated && !ran.is_empty() {
         let note = "the device is simulated: driver time is virtual, a stack's own time is real";
         notes.push(note.to_owned());
+        if ran.iter().any(|(stack, _)| stack.spec.starts_with("cuda_async")) {
+            notes.push(DRIVER_POOL_NOTE.to_owned());
+        }
     }
     for StackReport { spec, result } in &comparison.stacks {
         match result {
@@ -314,11 +325,11 @@ fn winners(ran: &Ran<'_>) -> Option<String> {
     Some(format!("{memory}; least time: {least_time} ({fastest:.0} ns/op)"))
 }
 
-fn ratio(ratio: Option<f64>) -> String {
+pub(super) fn ratio(ratio: Option<f64>) -> String {
     ratio.map_or("-".to_owned(), |ratio| format!("{ratio:.3}"))
 }
 
-fn ns_per_op(ns: Option<f64>) -> String {
+pub(super) fn ns_per_op(ns: Option<f64>) -> String {
     ns.map_or("-".to_owned(), |ns| format!("{ns:.0}"))
 }
 

@@ -78,6 +78,7 @@ fn comparison() -> Comparison {
         log,
         thread_order: "as-logged".to_owned(),
         passes: 5,
+        at_once: 1,
         stacks: vec![
             stack("cuda+pool", StackResult::Ran(Box::new(figures))),
             stack("managed", StackResult::Skipped { reason: "too large".to_owned() }),
@@ -139,8 +140,8 @@ fn json_has_the_documented_shape() {
 }
 
 #[test]
-fn the_table_says_all_that_matters() {
-    let text = printed(Format::Table);
+fn the_details_say_all_that_matters() {
+    let text = printed(Format::Details);
     assert!(text.starts_with("app.csv: 24,368 events, 4 streams, 1 thread, peak live 2MiB\n"), "{text}");
     assert!(text.contains("replayed 5 times, threads as-logged, on sim:h200 (simulated H200, 141GiB)"));
     let row = text.lines().find(|line| line.starts_with("| cuda+pool ")).unwrap();
@@ -192,7 +193,7 @@ fn the_stacks_that_took_least_are_named_and_failing_ones_do_not_count() {
         })
         .into();
     let mut out = Vec::new();
-    Format::Table.reporter(&mut out).report(&comparison).unwrap();
+    Format::Details.reporter(&mut out).report(&comparison).unwrap();
     let text = String::from_utf8(out).unwrap();
     let expected =
         "among the stacks without failures, least memory: b (1.200 × live); least time: a, near (70 ns/op)";
@@ -202,8 +203,8 @@ fn the_stacks_that_took_least_are_named_and_failing_ones_do_not_count() {
 /// A stack, and how its figures differ from the others.
 type Changed = (&'static str, fn(&mut StackFigures));
 
-/// Prints a table of stacks, each with changed figures.
-fn table_with(ran: &[Changed]) -> String {
+/// Prints tables of stacks, each with changed figures.
+fn table_with(format: Format, ran: &[Changed]) -> String {
     let mut comparison = comparison();
     let StackResult::Ran(first) = &comparison.stacks[0].result else { panic!() };
     let plain =
@@ -220,49 +221,119 @@ fn table_with(ran: &[Changed]) -> String {
         })
         .collect();
     let mut out = Vec::new();
-    Format::Table.reporter(&mut out).report(&comparison).unwrap();
+    format.reporter(&mut out).report(&comparison).unwrap();
     String::from_utf8(out).unwrap()
 }
 
 #[test]
 fn a_stack_that_did_not_serve_what_had_failed_is_no_winner() {
-    let text = table_with(&[
-        ("cuda+pool", |figures| {
-            figures.asked_again = Some(asked_again(1, 1));
-        }),
-        ("cuda+binning", |figures| {
-            figures.asked_again = Some(asked_again(1, 1));
-            figures.peak_reserved_bytes_first = 8 << 20;
-        }),
-        ("cuda+fixed_size", |figures| {
-            figures.asked_again = Some(asked_again(1, 0));
-            (figures.ns_per_op_best, figures.peak_reserved_bytes_first) = (Some(1.0), 1);
-        }),
-    ]);
+    let text = table_with(
+        Format::Details,
+        &[
+            ("cuda+pool", |figures| {
+                figures.asked_again = Some(asked_again(1, 1));
+            }),
+            ("cuda+binning", |figures| {
+                figures.asked_again = Some(asked_again(1, 1));
+                figures.peak_reserved_bytes_first = 8 << 20;
+            }),
+            ("cuda+fixed_size", |figures| {
+                figures.asked_again = Some(asked_again(1, 0));
+                (figures.ns_per_op_best, figures.peak_reserved_bytes_first) = (Some(1.0), 1);
+            }),
+        ],
+    );
     assert!(text.contains("least time: cuda+pool, cuda+binning (100 ns/op)"), "{text}");
     assert!(text.contains("least memory: cuda+pool ("), "{text}");
 }
 
 #[test]
 fn calls_and_then_time_decide_between_stacks_with_nearly_the_same_memory() {
-    let advised = |text: &str| text.lines().last().unwrap().split('`').nth(1).map(str::to_owned);
-    let text = table_with(&[
-        ("cuda+pool", |figures| figures.peak_reserved_bytes_last = 100 << 20),
-        ("cuda+pool+binning", |figures| {
-            (figures.peak_reserved_bytes_last, figures.driver.calls_first_pass) = (101 << 20, 500);
-        }),
-        ("cuda+arena", |figures| {
-            (figures.peak_reserved_bytes_last, figures.driver.calls_first_pass) = (103 << 20, 1);
-        }),
-    ]);
+    let advised = |text: &str| text.lines().nth(1).unwrap().split('`').nth(1).map(str::to_owned);
+    let text = table_with(
+        Format::Table,
+        &[
+            ("cuda+pool", |figures| figures.peak_reserved_bytes_last = 100 << 20),
+            ("cuda+pool+binning", |figures| {
+                (figures.peak_reserved_bytes_last, figures.driver.calls_first_pass) = (101 << 20, 500);
+            }),
+            ("cuda+arena", |figures| {
+                (figures.peak_reserved_bytes_last, figures.driver.calls_first_pass) = (103 << 20, 1);
+            }),
+        ],
+    );
     assert_eq!(advised(&text).as_deref(), Some("cuda+pool+binning"), "{text}");
-    let text = table_with(&[
-        ("cuda+pool", |figures| figures.ns_per_op_first = Some(200.0)),
-        ("cuda+pool+binning", |figures| figures.driver.calls_first_pass = 1001),
-    ]);
+    let text = table_with(
+        Format::Table,
+        &[
+            ("cuda+pool", |figures| figures.ns_per_op_first = Some(200.0)),
+            ("cuda+pool+binning", |figures| figures.driver.calls_first_pass = 1001),
+        ],
+    );
     assert_eq!(advised(&text).as_deref(), Some("cuda+pool+binning"), "{text}");
-    let text = table_with(&[("cuda+pool+binning", |_| ()), ("cuda+pool", |_| ())]);
+    let text = table_with(Format::Table, &[("cuda+pool+binning", |_| ()), ("cuda+pool", |_| ())]);
     assert_eq!(advised(&text).as_deref(), Some("cuda+pool"), "{text}");
+}
+
+/// Returns the cells of a stack's row.
+fn row<'a>(text: &'a str, stack: &str) -> Vec<&'a str> {
+    let row = text.lines().find(|line| line.starts_with(&format!("| {stack} ")));
+    row.into_iter().flat_map(|row| row.split('|')).map(str::trim).filter(|cell| !cell.is_empty()).collect()
+}
+
+#[test]
+fn the_first_table_comes_after_the_advice_and_has_at_most_eight_rows() {
+    let mut ran: Vec<Changed> = vec![("failing", |figures| figures.failures_all_passes = 3)];
+    let others = ["a", "b", "c", "d", "e", "f", "g", "h"];
+    ran.extend(
+        others.map(|spec| -> Changed { (spec, |figures| figures.peak_reserved_bytes_last = 8 << 20) }),
+    );
+    ran.push(("cuda+pool", |figures| figures.driver.calls_first_pass = 100));
+    let text = table_with(Format::Table, &ran);
+    let lines: Vec<&str> = text.lines().collect();
+    assert!(
+        lines[1].starts_with("what to do: build the program's resource from the text `cuda+pool`"),
+        "{text}"
+    );
+    let rows = lines.iter().filter(|line| line.starts_with("| ") && !line.contains("verdict")).count();
+    assert_eq!(rows, 8 + 1, "the heading has two lines: {text}");
+    assert!(row(&text, "failing").is_empty() && row(&text, "h").is_empty(), "{text}");
+    assert!(text.contains("stacks that are not shown: 2; --details shows all"), "{text}");
+    assert_eq!(
+        row(&text, "cuda+pool"),
+        ["cuda+pool", "4MiB", "2.000", "100", "100", "100", "2", "use this one"]
+    );
+    assert_eq!(row(&text, "a").last(), Some(&"takes 100 % more memory"));
+    assert!(table_with(Format::Details, &ran).lines().any(|line| line.starts_with("| failing ")));
+}
+
+#[test]
+fn verdicts_say_why_a_stack_is_not_advised() {
+    let text = table_with(
+        Format::Table,
+        &[
+            ("cuda+pool", |_| ()),
+            ("cuda", |figures| figures.driver.calls_first_pass = 100_000),
+            ("managed", |_| ()),
+            ("torch", |_| ()),
+            ("cuda+pool+alike", |figures| figures.peak_reserved_bytes_first += 1),
+            ("calling", |figures| figures.driver.calls_first_pass = 1200),
+            ("slow", |figures| figures.ns_per_op_first = Some(200.0)),
+            ("refusing", |figures| figures.asked_again = Some(asked_again(3, 2))),
+        ],
+    );
+    for (stack, verdict) in [
+        ("cuda+pool", "use this one"),
+        ("cuda", "calls the driver too often"),
+        ("managed", "pages move on demand: slow"),
+        ("torch", "a model, for comparison"),
+        ("cuda+pool+alike", "as good"),
+        ("calling", "makes more calls"),
+        ("slow", "slower"),
+        ("refusing", "failed again: 1 of 3"),
+    ] {
+        assert_eq!(row(&text, stack).last(), Some(&verdict), "{stack}: {text}");
+    }
 }
 
 #[test]
@@ -315,7 +386,7 @@ fn a_broken_pipe_stays_one() {
             Ok(())
         }
     }
-    for format in [Format::Table, Format::Json, Format::Csv] {
+    for format in [Format::Table, Format::Details, Format::Json, Format::Csv] {
         let error = format.reporter(Closed).report(&comparison()).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::BrokenPipe, "{format:?}");
     }

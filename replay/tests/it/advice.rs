@@ -1,4 +1,4 @@
-//! Tests the last line of a replay: one piece of advice, confirmed by the figures and on a GPU.
+//! Tests the second line of a replay: one piece of advice, confirmed by the figures and on a GPU.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -17,8 +17,9 @@ fn run(log: &Path, device: &str, flags: &[&str]) -> String {
     String::from_utf8(out).unwrap()
 }
 
-fn last_line(text: &str) -> &str {
-    text.lines().last().unwrap_or_default()
+/// Returns the line below the headline.
+fn advice(text: &str) -> &str {
+    text.lines().nth(1).unwrap_or_default()
 }
 
 /// Returns the stack that a line advises: the first text in backticks.
@@ -37,7 +38,7 @@ fn example_log() -> PathBuf {
 /// Checks that the advice agrees with the figures.
 fn check(log: &Path, device: &str) -> String {
     let text = run(log, device, &[]);
-    let line = last_line(&text);
+    let line = advice(&text);
     assert!(line.starts_with("what to do: build the program's resource from the text `"), "{line}");
     let spec = advised(line);
     let rust = "parse::<millpond::stack::StackSpec>()?.build(&millpond::layers(), &device)?";
@@ -61,14 +62,14 @@ fn check(log: &Path, device: &str) -> String {
 }
 
 #[test]
-fn issue_9_the_last_line_names_a_stack_that_the_figures_bear_out() {
+fn issue_9_the_advice_names_a_stack_that_the_figures_bear_out() {
     assert_eq!(check(&example_log(), "sim:h200"), "cuda+pool");
 }
 
 #[test]
 fn issue_9_a_stack_of_the_users_own_is_advised_as_it_was_written() {
     let text = run(&example_log(), "sim:h200", &["-s", "cuda", "-s", "cuda + pool:max=2GiB"]);
-    assert_eq!(advised(last_line(&text)), "cuda+pool:max=2GiB", "{text}");
+    assert_eq!(advised(advice(&text)), "cuda+pool:max=2GiB", "{text}");
 }
 
 #[test]
@@ -76,17 +77,17 @@ fn issue_9_where_nothing_serves_the_log_a_larger_device_is_advised_which_does() 
     let folder = Folder::new();
     let log = folder.log(&rows(2, 4000));
     let text = run(&log, "sim:4MiB", &["-s", "cuda", "-s", "cuda+pool"]);
-    let line = last_line(&text);
+    let line = advice(&text);
     let device = advised(line).strip_prefix("--device ").unwrap_or_else(|| panic!("{line}"));
     let text = run(&log, device, &["-s", "cuda", "-s", "cuda+pool"]);
-    assert!(last_line(&text).contains("build the program's resource"), "{text}");
+    assert!(advice(&text).contains("build the program's resource"), "{text}");
 }
 
 #[test]
 fn a_limit_of_the_stacks_own_is_told_from_a_small_device() {
     let text =
         run(&example_log(), "sim:h200", &["-s", "cuda+pool:max=300MiB", "-s", "cuda+limiting:limit=300MiB"]);
-    let line = last_line(&text);
+    let line = advice(&text);
     assert!(line.starts_with("what to do: raise the maximum of the stack, or omit it: sim:h200"), "{line}");
 }
 
@@ -96,13 +97,13 @@ fn models_are_never_advised() {
     let text = run(&example_log(), "sim:24GiB", &models);
     assert!(!text.contains("what to do"), "{text}");
     let text = run(&example_log(), "sim:24GiB", &[&models[..], &["-s", "cuda+pool"]].concat());
-    assert_eq!(advised(last_line(&text)), "cuda+pool", "{text}");
+    assert_eq!(advised(advice(&text)), "cuda+pool", "{text}");
 }
 
 #[test]
 fn memory_of_the_host_is_named_where_managed_memory_alone_served_the_log() {
     let text = run(&example_log(), "sim:500MiB", &[]);
-    let line = last_line(&text);
+    let line = advice(&text);
     assert!(line.starts_with("what to do: look for a larger device") && line.contains("`managed`"), "{line}");
 }
 
@@ -111,10 +112,10 @@ fn issue_9_a_short_log_is_told_so_and_a_request_of_no_device_too() {
     let folder = Folder::new();
     let log = folder.log("1,0,allocate,0x100,512,0\n1,0,free,0x100,512,0\n");
     let line = run(&log, "sim:h200", &[]);
-    assert!(last_line(&line).contains("record a longer log: this one has 2 operations"), "{line}");
+    assert!(advice(&line).contains("record a longer log: this one has 2 operations"), "{line}");
     let log = folder.log("1,0,allocate,0x100,9223372036854775808,0\n1,0,free,0x100,9223372036854775808,0\n");
     let line = run(&log, "sim:h200", &[]);
-    assert!(last_line(&line).contains("more than any device has"), "{line}");
+    assert!(advice(&line).contains("more than any device has"), "{line}");
 }
 
 const GIB: u64 = 1 << 30;
@@ -161,7 +162,7 @@ fn follow(log: &Path, device: &str, line: &str) {
     } else if what.starts_with("replay the log with") {
         let larger = advised(line).strip_prefix("--device ").unwrap();
         let text = run(log, larger, &[]);
-        let next = last_line(&text);
+        let next = advice(&text);
         assert!(
             !next.contains("replay the log") && !next.contains("larger device"),
             "{name}: {line}\n{next}"
@@ -183,11 +184,11 @@ fn advice_does_what_it_claims_when_it_is_followed() {
     for log in logs(&folder) {
         for device in ["sim:h200", "sim:4GiB", "sim:1GiB", "sim:256MiB"] {
             let text = run(&log, device, &[]);
-            follow(&log, device, last_line(&text));
+            follow(&log, device, advice(&text));
         }
         let limited =
             run(&log, "sim:h200", &["-s", "cuda+limiting:limit=64MiB", "-s", "cuda+pool:max=64MiB"]);
-        follow(&log, "sim:h200", last_line(&limited));
+        follow(&log, "sim:h200", advice(&limited));
     }
 }
 
@@ -197,17 +198,17 @@ fn a_program_that_failed_is_not_told_to_stay() {
     let rows = format!("{}1,0,allocate failure,(nil),{},0\n", rows(2, 4000), 3 * GIB);
     let log = folder.log(&rows);
     let text = run(&log, "sim:2GiB", &[]);
-    let line = last_line(&text);
+    let line = advice(&text);
     assert!(
         line.starts_with("what to do: look for a larger device") && !line.contains("stay with"),
         "{line}"
     );
     let text = run(&log, "sim:8GiB", &[]);
-    let line = last_line(&text);
+    let line = advice(&text);
     assert!(line.contains("and served 1 of 1 request that failed when the log was written"), "{line}");
     // Without managed memory, a device is named that has room for the failed request too.
     let text = run(&log, "sim:2GiB", &["-s", "cuda", "-s", "cuda+pool"]);
-    let line = last_line(&text);
+    let line = advice(&text);
     assert_eq!(advised(line), "--device sim:8GiB", "{line}");
     assert!(line.contains("with 1 failed allocation"), "{line}");
 }
@@ -218,10 +219,10 @@ fn a_peak_beyond_all_devices_is_told_from_such_a_request() {
     let row = |address: u64, bytes: u64| format!("1,0,allocate,{address:#x},{bytes},0\n");
     let log = folder.log(&(row(0x100, 10 << 40) + &row(0x200, 10 << 40)));
     let text = run(&log, "sim:h200", &[]);
-    assert!(last_line(&text).contains("it needs at least 20TiB at once, more than any"), "{text}");
+    assert!(advice(&text).contains("it needs at least 20TiB at once, more than any"), "{text}");
     let log = folder.log(&(row(0x100, 17 << 40) + &row(0x200, 17 << 40)));
     let text = run(&log, "sim:h200", &[]);
-    assert!(last_line(&text).contains("it asks for 17TiB at once, more than any device has"), "{text}");
+    assert!(advice(&text).contains("it asks for 17TiB at once, more than any device has"), "{text}");
 }
 
 #[test]
@@ -231,19 +232,19 @@ fn the_line_has_the_form_of_the_users_framework() {
         line.contains(&format!("`import millpond.{module}; millpond.{module}.use({:?})`", advised(line)))
     };
     let text = run(&example_log(), "sim:h200", &[]);
-    assert!(python(last_line(&text), "rmm") && last_line(&text).contains("; in Rust: `"), "{text}");
+    assert!(python(advice(&text), "rmm") && advice(&text).contains("; in Rust: `"), "{text}");
     let text = run(&snapshot("retries"), "sim:h200", &["-s", "cuda", "-s", "cuda+pool"]);
-    assert!(python(last_line(&text), "torch") && !last_line(&text).contains("Rust"), "{text}");
+    assert!(python(advice(&text), "torch") && !advice(&text).contains("Rust"), "{text}");
     let header = "Thread,Time,Action,Pointer,Size,Stream,Sequence\n";
     let rows = rows(2, 4000).lines().enumerate().map(|(at, row)| format!("{row},{at}\n")).collect::<String>();
     let own = folder.write("own.csv", format!("{header}{rows}"));
     let text = run(&own, "sim:h200", &[]);
-    assert!(last_line(&text).contains("(in Rust: `") && !last_line(&text).contains("Python"), "{text}");
+    assert!(advice(&text).contains("(in Rust: `") && !advice(&text).contains("Python"), "{text}");
 }
 
 #[test]
 #[ignore = "needs a CUDA GPU; run by the GPU lane"]
-fn issue_9_the_last_line_is_true_on_a_gpu_too() {
+fn issue_9_the_advice_is_true_on_a_gpu_too() {
     let log = example_log();
     assert_eq!(check(&log, "cuda:0"), check(&log, "sim:h200"));
 }

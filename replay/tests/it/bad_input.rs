@@ -257,7 +257,7 @@ fn issue_9_a_size_of_a_device_is_said_once() {
     let folder = Folder::new();
     let log = folder.log(&rows(1, 100));
     let run = Run::of(&log, &["-s", "cuda", "--device", "sim:620MiB"]);
-    let line = run.stdout.lines().nth(1).unwrap();
+    let line = run.stdout.lines().find(|line| line.starts_with("replayed")).unwrap();
     assert_eq!(line.matches("620MiB").count(), 1, "{line}");
     assert!(line.contains("on sim:620MiB (simulated H200)"), "{line}");
 }

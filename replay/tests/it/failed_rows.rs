@@ -38,7 +38,8 @@ fn issue_9_a_row_that_failed_is_asked_for_where_it_stands() {
     assert_eq!(unserved["missing_bytes"], json!(36 * MIB), "16 MiB are live, 20 MiB are allowed");
     assert_eq!(unserved["report"]["short_bytes"], unserved["missing_bytes"]);
 
-    let table = Run::of(&log, &["--device", "sim:64MiB", "-s", "cuda", "-s", "cuda+pool:max=20MiB"]);
+    let stacks = ["--device", "sim:64MiB", "-s", "cuda", "-s", "cuda+pool:max=20MiB"];
+    let table = Run::of(&log, &[&stacks[..], &["--details"]].concat());
     for text in [
         "served now",
         " 1 of 1 |",

@@ -64,7 +64,7 @@ fn the_advice_builds_the_stack_from_the_table_of_the_run() {
     let log = folder.log(&rows(2, 4000));
     let advice = |table: &LayerTable, stack: &str| {
         let (_, out) = run(table, &[log.to_str().unwrap(), "-s", stack, "-d", "sim:h200"]).unwrap();
-        out.lines().last().unwrap_or_default().to_owned()
+        out.lines().nth(1).unwrap_or_default().to_owned()
     };
     let own = advice(&compare::layers().with([OWN]), "cuda+own_pool");
     assert!(own.contains("parse::<millpond::stack::StackSpec>()?.build(&table, &device)?"), "{own}");

@@ -131,7 +131,7 @@ fn rows_of_minimalloc_keep_their_ids_and_steps_and_get_offsets() {
     let rows = "size,id,lower,upper\n300,late,70,90\n100,\"a, b\",5,80\n";
     let expected =
         |offset: u64| format!("size,id,lower,upper,offset\n300,late,70,90,0\n100,\"a, b\",5,80,{offset}\n");
-    assert_eq!(placed(rows, &["--capacity", "400"]), expected(300));
+    assert_eq!(placed(rows, &["--capacity", "400B"]), expected(300));
     assert_eq!(placed(rows, &["--alignment", "256"]), expected(512));
     // A column of streams keeps them apart, as in what `plan` writes.
     let streams = "id,lower,upper,size,stream\nx,0,1,64,0\ny,1,2,64,1\n";

@@ -142,7 +142,7 @@ fn every_order_of_threads_replays_everything() {
 #[test]
 fn the_table_names_log_device_and_stacks() {
     let folder = Folder::new();
-    let run = Run::of(&folder.log(&rows(4, 4000)), &["--repeat", "1"]);
+    let run = Run::of(&folder.log(&rows(4, 4000)), &["--repeat", "1", "--details"]);
     assert_eq!(run.status, 0, "{}", run.stderr);
     for text in [
         "4,000 events, 4 streams, 4 threads",

@@ -2,7 +2,9 @@
 //! by size.
 
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
+
+use rustc_hash::FxHashMap;
 
 use super::clock::Epoch;
 
@@ -91,8 +93,11 @@ impl Piece {
 /// The free pieces of one pool, which do not overlap.
 #[derive(Debug, Default)]
 pub(crate) struct FreePieces {
-    /// By start, each with the number of its insertion.
-    by_start: BTreeMap<u64, (Piece, u64)>,
+    /// By start, each with the number of its insertion. Each allocation and free changes it, and few calls
+    /// need the order.
+    by_start: FxHashMap<u64, (Piece, u64)>,
+    /// The start of each piece, by its end.
+    by_end: FxHashMap<u64, u64>,
     /// Size, insertion number, start.
     by_size: BTreeSet<(u64, Reverse<u64>, u64)>,
     insertions: u64,
@@ -103,18 +108,23 @@ impl FreePieces {
         self.by_start.is_empty()
     }
 
+    /// The pieces, in the order of their starts.
     pub(crate) fn iter(&self) -> impl Iterator<Item = &Piece> {
-        self.by_start.values().map(|(piece, _)| piece)
+        let mut pieces: Vec<&Piece> = self.by_start.values().map(|(piece, _)| piece).collect();
+        pieces.sort_unstable_by_key(|piece| piece.start);
+        pieces.into_iter()
     }
 
     pub(crate) fn insert(&mut self, piece: Piece) {
         self.insertions += 1;
         self.by_start.insert(piece.start, (piece, self.insertions));
+        self.by_end.insert(piece.start + piece.bytes, piece.start);
         self.by_size.insert((piece.bytes, Reverse(self.insertions), piece.start));
     }
 
     fn remove(&mut self, start: u64) -> Option<Piece> {
         let (piece, insertion) = self.by_start.remove(&start)?;
+        self.by_end.remove(&(start + piece.bytes));
         self.by_size.remove(&(piece.bytes, Reverse(insertion), start));
         Some(piece)
     }
@@ -133,7 +143,7 @@ impl FreePieces {
 
     /// Keeps a returned piece, joined with its neighbours.
     pub(crate) fn put(&mut self, mut piece: Piece, is_done: impl Fn(Epoch) -> bool) {
-        let before = self.by_start.range(..piece.start).next_back().map(|(_, (before, _))| *before);
+        let before = self.by_end.get(&piece.start).map(|start| self.by_start[start].0);
         if let Some(before) = before
             && let Some(joined) = before.joined_with(&piece, &is_done)
         {
@@ -168,13 +178,10 @@ impl FreePieces {
 
     /// Keeps the pieces that `keep` selects.
     pub(crate) fn retain(&mut self, mut keep: impl FnMut(&Piece) -> bool) {
-        let by_size = &mut self.by_size;
-        self.by_start.retain(|start, (piece, insertion)| {
-            let stays = keep(piece);
-            if !stays {
-                by_size.remove(&(piece.bytes, Reverse(*insertion), *start));
+        for piece in self.iter().copied().collect::<Vec<_>>() {
+            if !keep(&piece) {
+                self.remove(piece.start);
             }
-            stays
-        });
+        }
     }
 }

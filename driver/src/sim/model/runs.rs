@@ -1,6 +1,7 @@
 //! A map from disjoint ranges of addresses to values.
 
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::ops::Range;
 
 /// A map from disjoint ranges of addresses to values.
@@ -30,8 +31,19 @@ impl<V: Clone> RunMap<V> {
 
     /// The runs that overlap `range`, in order, unclipped.
     pub(crate) fn overlapping(&self, range: Range<u64>) -> impl Iterator<Item = (Range<u64>, &V)> {
-        let before = self.runs.range(..range.start).next_back().filter(|(_, run)| run.end > range.start);
-        before.into_iter().chain(self.runs.range(range)).map(|(&start, run)| (start..run.end, &run.value))
+        // Most often one run holds the range from its start, and one search finds it.
+        let whole = self.runs.get(&range.start).filter(|run| !range.is_empty() && run.end >= range.end);
+        let several = whole.is_none().then(|| {
+            let before = self.runs.range(..range.start).next_back();
+            let before = before.filter(|(_, run)| run.end > range.start);
+            before.into_iter().chain(self.runs.range(range.clone()))
+        });
+        let several = several.into_iter().flatten().map(|(&start, run)| (start, run));
+        whole
+            .map(|run| (range.start, run))
+            .into_iter()
+            .chain(several)
+            .map(|(start, run)| (start..run.end, &run.value))
     }
 
     /// All runs, in order.
@@ -44,19 +56,24 @@ impl<V: Clone> RunMap<V> {
         if range.is_empty() {
             return;
         }
-        if let Some(run) = self.runs.get_mut(&range.start)
-            && run.end == range.end
-        {
-            run.value = value;
-            return;
+        match self.runs.range_mut(..range.end).next_back() {
+            Some((&start, run)) if start == range.start && run.end == range.end => {
+                run.value = value;
+                return;
+            }
+            Some((_, run)) if run.end > range.start => self.remove(range.clone()),
+            _ => {}
         }
-        self.remove(range.clone());
         self.runs.insert(range.start, Run { end: range.end, value });
     }
 
     /// Removes the values of `range`.
     pub(crate) fn remove(&mut self, range: Range<u64>) {
-        if self.runs.is_empty() {
+        // Most often the range is one run.
+        if let Entry::Occupied(run) = self.runs.entry(range.start)
+            && run.get().end == range.end
+        {
+            run.remove();
             return;
         }
         self.split(range.start);

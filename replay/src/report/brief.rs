@@ -1,0 +1,127 @@
+//! The table that people see first: for each stack what it costs and whether to use it, at one glance.
+
+use std::io::{self, Write};
+
+use comfy_table::CellAlignment;
+use millpond_core::format_bytes;
+use millpond_engine::text::thousands;
+
+use super::advice::{self, Advice};
+use super::table::{Ran, ns_per_op, ratio, table_of};
+use crate::compare::{Comparison, StackFigures, StackReport};
+
+/// The most stacks that the table shows.
+const MOST_ROWS: usize = 8;
+
+const LEGEND: &str = "\
+peak taken: the most memory held from the driver at one time; taken / live: peak taken / peak live
+ns/op: time per operation, in the stack and the driver; --details explains the figures";
+
+/// A column: its heading, and the function for its cells.
+type Column = (&'static str, fn(&StackFigures) -> String);
+
+const PEAK: [Column; 2] = [
+    ("peak taken", |figures| format_bytes(figures.peak())),
+    ("taken / live", |figures| ratio(over_live(figures))),
+];
+
+/// The further columns for one pass.
+const ONCE: [Column; 2] = [
+    ("ns/op", |figures| ns_per_op(figures.ns_per_op_first)),
+    ("driver calls", |figures| thousands(figures.driver.calls_first_pass)),
+];
+
+/// The further columns for several passes.
+const REPEATED: [Column; 4] = [
+    ("ns/op\nfirst pass", |figures| ns_per_op(figures.ns_per_op_first)),
+    ("ns/op\nbest pass", |figures| ns_per_op(figures.ns_per_op_best)),
+    ("driver calls\nfirst pass", |figures| thousands(figures.driver.calls_first_pass)),
+    ("driver calls\nbest pass", |figures| thousands(figures.driver.calls_best_pass)),
+];
+
+/// Prints at most eight stacks.
+pub(super) fn write(
+    out: &mut impl Write,
+    comparison: &Comparison,
+    ran: &Ran<'_>,
+    advice: Option<&Advice<'_>>,
+) -> io::Result<()> {
+    let further: &[Column] = if comparison.passes > 1 { &REPEATED } else { &ONCE };
+    let columns = PEAK.iter().chain(further);
+    let header = std::iter::once("stack").chain(columns.clone().map(|(head, _)| *head)).chain(["verdict"]);
+    let advised = advice.and_then(|advice| advice.stack);
+    let best = advised.and_then(|spec| ran.iter().find(|(stack, _)| stack.spec == spec));
+    let best = best.map(|(_, figures)| *figures);
+    let shown = shown(ran, advised);
+    let rows = shown.iter().map(|(stack, figures)| {
+        let cells = columns.clone().map(|(_, cell)| cell(figures));
+        let verdict = if advised == Some(stack.spec.as_str()) {
+            "use this one".to_owned()
+        } else {
+            verdict(stack, figures, best)
+        };
+        std::iter::once(stack.spec.clone()).chain(cells).chain([verdict]).collect()
+    });
+    let mut table = table_of(header.collect(), rows);
+    if let Some(column) = table.column_iter_mut().last() {
+        column.set_cell_alignment(CellAlignment::Left);
+    }
+    writeln!(out, "\n{table}")?;
+    if shown.len() < ran.len() {
+        writeln!(out, "stacks that are not shown: {}; --details shows all", ran.len() - shown.len())?;
+    }
+    writeln!(out, "{LEGEND}")
+}
+
+/// Returns the advised stack and those that served the log with the least memory, in the order of the replay.
+fn shown<'a>(ran: &'a Ran<'a>, advised: Option<&str>) -> Vec<(&'a StackReport, &'a StackFigures)> {
+    let mut order: Vec<usize> = (0..ran.len()).collect();
+    order.sort_by_key(|&at| {
+        let (stack, figures) = ran[at];
+        (advised != Some(stack.spec.as_str()), figures.failed_a_row(), figures.peak())
+    });
+    order.truncate(MOST_ROWS);
+    order.sort_unstable();
+    order.into_iter().map(|at| ran[at]).collect()
+}
+
+/// Returns why not to use a stack, or what speaks for it.
+fn verdict(stack: &StackReport, figures: &StackFigures, best: Option<&StackFigures>) -> String {
+    if figures.misuses_all_passes > 0 {
+        return "has a bug: see the note".to_owned();
+    }
+    if figures.failures_all_passes > 0 {
+        return format!("failed allocations: {}", thousands(figures.failures_all_passes));
+    }
+    if let Some(asked) = figures.asked_again.as_ref().filter(|asked| asked.served < asked.requests) {
+        let failed = thousands(asked.requests - asked.served);
+        return format!("failed again: {failed} of {}", thousands(asked.requests));
+    }
+    if advice::has_model(&stack.spec) {
+        return "a model, for comparison".to_owned();
+    }
+    if advice::is_managed(&stack.spec) {
+        return "pages move on demand: slow".to_owned();
+    }
+    if !advice::spares(figures) {
+        return "calls the driver too often".to_owned();
+    }
+    let Some(best) = best else { return "served the log".to_owned() };
+    let more = figures.peak() as f64 / best.peak().max(1) as f64;
+    let dearer = |figure: fn(&StackFigures) -> f64| figure(figures) > figure(best) * advice::SAME_COST;
+    if more > advice::SAME_PEAK {
+        format!("takes {:.0} % more memory", (more - 1.0) * 100.0)
+    } else if dearer(|figures| figures.driver.calls_first_pass as f64) {
+        "makes more calls".to_owned()
+    } else if dearer(|figures| figures.ns_per_op_first.unwrap_or(0.0)) {
+        "slower".to_owned()
+    } else {
+        "as good".to_owned()
+    }
+}
+
+/// Returns the larger peak over the peak of live memory.
+fn over_live(figures: &StackFigures) -> Option<f64> {
+    let ratios = [figures.reserved_over_live_first, figures.reserved_over_live_last];
+    ratios.into_iter().flatten().max_by(f64::total_cmp)
+}
