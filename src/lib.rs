@@ -47,7 +47,7 @@
 //! | `cudarc` | yes | streams, buffers and launches together with cudarc: [`driver::cuda`], [`containers`] |
 //! | `cuda-12000` to `cuda-13040` | no | the CUDA version of the bindings that cudarc compiles: at most one |
 //! | `logging` | yes | the adaptor `logging`, which writes allocation logs in RMM's format |
-//! | `watch` | yes | `millpond-replay top` can watch the program if `MILLPOND_WATCH=1` is set: [`watch`] |
+//! | `watch` | no | `millpond-replay top` can watch the program if `MILLPOND_WATCH=1` is set: [`watch`] |
 //! | `debug-log` | no | writes millpond's diagnostics to the file named by `RMM_DEBUG_LOG_FILE` |
 //! | `allocator-api2` | no | host collections in memory that the device can access: [`containers`] |
 //! | `serde` | no | reports, statistics and counts implement serde's traits |

@@ -92,7 +92,7 @@ fn no_bytes_take_no_memory() {
     let mut buffer = DeviceBuffer::new(0, StreamRef::LEGACY, resource.clone()).unwrap();
     assert!(buffer.as_ptr().is_null() && buffer.is_empty());
     buffer.copy_from_host::<u8>(&[]).unwrap();
-    assert_eq!(buffer.to_host::<u32>().unwrap(), []);
+    assert!(buffer.to_host::<u32>().unwrap().is_empty());
     buffer.resize(0, StreamRef::LEGACY).unwrap();
     drop((DeviceBuffer::copy_of(&buffer, StreamRef::LEGACY, resource).unwrap(), buffer));
     script.assert_calls([]);

@@ -82,7 +82,7 @@ impl World {
         let world = Self::new();
         let (stream, other) = (world.stream(), world.stream());
         (0..40).for_each(|_| world.body(&BODY, stream));
-        assert_eq!(world.counts().held_bytes, BODY.iter().sum());
+        assert_eq!(world.counts().held_bytes, BODY.iter().sum::<u64>());
         (world, stream, other)
     }
 

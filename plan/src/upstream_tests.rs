@@ -201,7 +201,7 @@ fn a_trim_gives_lanes_back_although_the_upstream_cannot_be_trimmed() {
     let (upstream, handle) = mock::resource(SimDevice::new(SimConfig::with_capacity(1 << 30)));
     let stack = upstream.layer(layer_of_steps(&BODY)).unwrap();
     body(&stack);
-    assert_eq!(stack.plan_statistics().held_bytes, BODY.iter().sum());
+    assert_eq!(stack.plan_statistics().held_bytes, BODY.iter().sum::<u64>());
     handle.fail_trims(Some(ErrorKind::Driver));
     assert_eq!(stack.trim(0).unwrap_err().kind(), ErrorKind::Driver);
     assert_eq!(stack.plan_statistics().held_bytes, 0);

@@ -144,7 +144,7 @@ fn a_copy_says_when_it_is_done_and_how_long_it_is() {
     let empty = DeviceBuffer::new(0, stream.as_ref(), bench.pool.clone()).unwrap();
     let nothing = empty.copy_to_host_async::<u32>(&staging).unwrap();
     assert!(nothing.is_empty() && nothing.is_done().unwrap());
-    assert_eq!(nothing.wait().unwrap(), []);
+    assert!(nothing.wait().unwrap().is_empty());
 }
 
 #[test]
