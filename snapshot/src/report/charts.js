@@ -14,9 +14,10 @@ class Timeline extends Chart {
     const { run } = this.view;
     const { width, height } = this.canvas;
     const edges = this.view.edges(width);
+    const { filtered } = run;
     const first = edges[0], last = edges[width] + 1;
     let most = Math.max(run.livePyramid.range(first, last)[1], 1);
-    if (run.reserved) most = Math.max(most, run.reservedPyramid.range(first, last)[1]);
+    if (run.reservedPyramid) most = Math.max(most, run.reservedPyramid.range(first, last)[1]);
     const ratio = this.other ? this.other.events / run.events : 1;
     const otherEdge = (at) => Math.min(Math.floor(edges[at] * ratio), (this.other?.events ?? 1) - 1);
     if (this.other) {
@@ -25,8 +26,9 @@ class Timeline extends Chart {
     most *= 1.05;
     const y = (bytes) => height * (1 - bytes / most);
     const ranges = (pyramid) => (at) => pyramid.range(edges[at], edges[at + 1] + 1);
-    if (run.reserved) this.area(context, ranges(run.reservedPyramid), y, colours.reserved, 0.45);
-    this.area(context, ranges(run.livePyramid), y, colours.live, 0.85);
+    if (run.reservedPyramid) this.area(context, ranges(run.reservedPyramid), y, colours.reserved, 0.45);
+    this.area(context, ranges(run.livePyramid), y, colours.live, filtered ? 0.25 : 0.85);
+    if (filtered) this.area(context, ranges(filtered), y, colours.live, 0.9);
     if (this.other) {
       const range = (at) => this.other.livePyramid.range(otherEdge(at), otherEdge(at + 1) + 1);
       context.fillStyle = colours.other;
@@ -54,66 +56,23 @@ class Timeline extends Chart {
   }
 }
 
-/** The number of events from one checkpoint to the next. */
-const EVERY = 64;
-
 /** The live bytes of the stacks that hold the most at the peak, stacked. */
 class Holders extends Chart {
-  constructor(id, view) {
-    super(id, view);
-    this.checkpoints();
-  }
-
-  /** Records the bytes of each stack before every 64th event, so that any event has a checkpoint nearby. */
-  checkpoints() {
-    const { run } = this.view;
-    const count = Math.ceil(run.events / EVERY);
-    this.noted = { sums: new Float64Array(count * COLOURS), next: new Uint32Array(count) };
-    const sums = new Float64Array(COLOURS);
-    let next = 0;
-    for (let event = 0; event < run.events; event++) {
-      if (event % EVERY === 0) {
-        this.noted.sums.set(sums, (event / EVERY) * COLOURS);
-        this.noted.next[event / EVERY] = next;
-      }
-      next = this.step(event, next, sums);
-    }
-  }
-
-  /** Applies one event to `sums`; `next` is the first block that is not yet allocated. */
-  step(event, next, sums) {
-    const { blocks, ending, colour } = this.view.run;
-    const ends = ending[event];
-    if (ends) sums[colour[ends - 1]] -= blocks.bytes[ends - 1];
-    while (next < blocks.count && blocks.start[next] === event) {
-      sums[colour[next]] += blocks.bytes[next];
-      next++;
-    }
-    return next;
-  }
-
-  /** Writes the bytes of each stack after an event to `sums`. */
-  heldAt(event, sums) {
-    const from = Math.floor(event / EVERY);
-    for (let rank = 0; rank < COLOURS; rank++) sums[rank] = this.noted.sums[from * COLOURS + rank];
-    let next = this.noted.next[from];
-    for (let at = from * EVERY; at <= event; at++) next = this.step(at, next, sums);
-  }
-
   draw() {
     const context = this.begin();
     const colours = theme();
     const { width, height } = this.canvas;
     const { run } = this.view;
     const edges = this.view.edges(width);
-    const most = Math.max(run.livePyramid.range(edges[0], edges[width] + 1)[1], 1) * 1.05;
+    const course = run.filtered ?? run.livePyramid;
+    const most = Math.max(course.range(edges[0], edges[width] + 1)[1], 1) * 1.05;
     const styles = Array.from({ length: COLOURS }, (_, rank) => css(paletteOf(run, rank)));
     const sums = new Float64Array(COLOURS);
     for (let at = 0; at < width; at++) {
       // The bytes of each stack at the column's event with the most live memory.
-      this.heldAt(run.livePyramid.fullest(edges[at], edges[at + 1]), sums);
+      run.heldByColour(run.livePyramid.fullest(edges[at], edges[at + 1]), sums);
       let below = height;
-      for (let rank = 0; rank <= run.holders.length; rank++) {
+      for (let rank = 0; rank < COLOURS; rank++) {
         const part = (sums[rank] / most) * height;
         if (part <= 0) continue;
         context.fillStyle = styles[rank];
@@ -125,12 +84,13 @@ class Holders extends Chart {
     this.marks(context, colours);
   }
 
-  legend() {
+  legend(filter) {
     const { run } = this.view;
     const entries = run.holders.map((group, rank) => {
-      return [css(paletteOf(run, rank)), run.leads[group], run.lines[group]];
+      const title = `${run.lines[group]}\nClick to show only this line.`;
+      return [css(paletteOf(run, rank)), run.leads[group], title, () => filter.byGroup(group)];
     });
-    if (run.colour.includes(run.holders.length)) {
+    if (run.leads.length > run.holders.length) {
       entries.push([css(PALETTE.at(-1)), "all others", "stacks that hold less at the peak"]);
     }
     legend("holders-legend", entries);
@@ -149,7 +109,7 @@ class Curves extends Chart {
     const points = (curve, edge) => {
       return Math.min(Math.floor((edge / run.events) * curve.length), curve.length - 1);
     };
-    let most = Math.max(...run.live.length ? [run.live[run.peak]] : [1], 1);
+    let most = Math.max(run.livePyramid.range(0, run.events)[1], 1);
     for (const { bytes } of curves) for (const value of bytes) most = Math.max(most, value);
     most *= 1.05;
     const edges = this.view.edges(width);

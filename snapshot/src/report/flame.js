@@ -1,4 +1,4 @@
-// The flame graph of one event: how much live memory each stack holds.
+// The flame graph: how much memory each stack holds, keeps, or allocated.
 "use strict";
 
 /** Frames narrower than this share of the graph, or deeper than this, are not drawn. */
@@ -6,27 +6,56 @@ const NARROW = 0.002;
 const DEEP = 200;
 
 class Flame {
-  constructor(run) {
-    this.run = run;
-    this.element = document.getElementById("flame");
-    this.title = document.getElementById("flame-title");
-    const all = document.getElementById("all-frames");
-    all.addEventListener("change", () => {
-      this.hasAllFrames = all.checked;
-      this.show(this.event);
-    });
+  constructor(view, filter) {
+    this.view = view;
+    this.run = view.run;
+    this.element = byId("flame");
+    this.title = byId("flame-title");
+    this.kind = byId("flame-kind");
+    this.all = byId("all-frames");
+    this.inverted = byId("inverted");
+    for (const control of [this.kind, this.all, this.inverted]) {
+      control.addEventListener("change", () => this.show());
+    }
+    this.only = byId("flame-only");
+    this.only.addEventListener("click", () => filter.byFrame(this.path.at(-1).name));
+    for (const what of ["instant", "between", "filter"]) view.on(what, () => this.show());
+    view.on("block", () => this.mark());
+    this.show();
   }
 
-  /** Shows the live memory after an event. */
-  show(event) {
-    this.event = event;
+  /** Returns a title, and the sums of each origin that the graph shows. */
+  sums() {
+    const { run, view } = this;
+    const between = () => {
+      const [first, second] = view.between;
+      const from = first < 0 ? "the start" : `event ${inDigits(first + 1)}`;
+      return `Stacks that allocated after ${from} and keep at event ${inDigits(second + 1)}`;
+    };
+    const kinds = {
+      live: () => [`Stacks at event ${inDigits(view.instant + 1)}`, run.held(view.instant)],
+      kept: () => [between(), run.kept(...view.between)],
+      allocated: () => ["Stacks of all allocations", run.totals("origin_bytes", "origin_blocks")],
+      temporary: () => ["Stacks of temporary blocks",
+        run.totals("origin_temporary_bytes_0", "origin_temporary_0")],
+    };
+    return kinds[this.kind.value]();
+  }
+
+  /** Adds up the frames of all origins that pass the filter. */
+  show() {
+    const { run } = this;
+    const [title, sums] = this.sums();
     const root = { name: "all", bytes: 0, blocks: 0, children: new Map() };
-    for (const [stack, { bytes, blocks }] of this.run.held(event)) {
+    for (const [origin, { bytes, blocks }] of sums) {
+      if (run.passes && !run.passes[origin]) continue;
+      const stack = run.columns.origin_stack[origin];
       let node = root;
       node.bytes += bytes;
       node.blocks += blocks;
-      const frames = (this.hasAllFrames ? this.run.stacks : this.run.parts)[stack];
-      const names = frames.map((frame) => this.run.frames[frame]);
+      const frames = (this.all.checked ? run.stacks : run.parts)[stack];
+      const names = frames.map((frame) => run.frames[frame]);
+      if (this.inverted.checked) names.reverse();
       for (const name of names.slice(0, DEEP)) {
         let child = node.children.get(name);
         if (!child) {
@@ -38,23 +67,26 @@ class Flame {
         node = child;
       }
     }
-    this.title.textContent = `Stacks at event ${event + 1}: ${inBytes(root.bytes)} in ${numberOf(root.blocks, "block")}`;
+    this.title.textContent = `${title}: ${inBytes(root.bytes)} in ${numberOf(root.blocks, "block")}`;
     this.draw([root]);
   }
 
   /** Draws a node and its descendants; `path` leads to the node from the root. */
   draw(path) {
+    this.path = path;
+    this.only.disabled = path.length < 2;
     const boxes = [];
+    const root = path[0];
     const add = (node, left, width, depth, onPath) => {
-      const box = document.createElement("button");
+      const box = button(node.name, undefined, () => this.draw(onPath));
       box.setAttribute("role", "treeitem");
-      box.textContent = node.name;
-      box.title = `${node.name}\n${inBytes(node.bytes)} in ${numberOf(node.blocks, "block")}`;
+      box.setAttribute("aria-level", depth + 1);
+      const share = inPercent(node.bytes, root.bytes);
+      box.title = `${node.name}\n${inBytes(node.bytes)} in ${numberOf(node.blocks, "block")}, ${share}`;
       box.style.left = `${left * 100}%`;
       box.style.width = `${width * 100}%`;
       box.style.top = `${depth * 18}px`;
       box.style.background = css(tint(node.name));
-      box.addEventListener("click", () => this.draw(onPath));
       boxes.push(box);
     };
     path.slice(0, -1).forEach((node, depth) => add(node, 0, 1, depth, path.slice(0, depth + 1)));
@@ -74,6 +106,29 @@ class Flame {
     }
     this.element.replaceChildren(...boxes);
     this.element.style.height = `${Math.min(deepest * 18 + 2, 480)}px`;
+    this.mark();
+  }
+
+  /** Fades the frames that the search does not find. */
+  mark() {
+    const { wanted } = this.view;
+    for (const box of this.element.children) {
+      box.classList.toggle("faded", Boolean(wanted) && !box.textContent.toLowerCase().includes(wanted));
+    }
+    byId("flame-found").textContent = wanted ? this.found(wanted) : "";
+  }
+
+  /** Says how much of the graph the frames hold that the search finds. */
+  found(wanted) {
+    let bytes = 0;
+    const below = [this.path.at(-1)];
+    while (below.length) {
+      const node = below.pop();
+      if (node.name.toLowerCase().includes(wanted)) bytes += node.bytes;
+      else below.push(...node.children.values());
+    }
+    const whole = this.path.at(-1).bytes;
+    return `The frames found hold ${inBytes(bytes)}, ${inPercent(bytes, whole)} of the graph.`;
   }
 }
 

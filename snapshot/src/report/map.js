@@ -11,8 +11,8 @@ class Raster {
     this.colour = new Uint8Array(width * height);
   }
 
-  /** Adds one rectangle; its sides are in cells. */
-  add(left, right, top, bottom, colour) {
+  /** Adds one rectangle of which a share is covered; its sides are in cells. */
+  add(left, right, top, bottom, colour, share = 1) {
     const { width, height } = this;
     left = Math.max(left, 0);
     right = Math.min(right, width);
@@ -24,7 +24,7 @@ class Raster {
     for (let y = Math.floor(top); y <= lastY; y++) {
       const tall = Math.min(bottom, y + 1) - Math.max(top, y);
       for (let x = Math.floor(left); x <= lastX; x++) {
-        const part = tall * (Math.min(right, x + 1) - Math.max(left, x));
+        const part = share * tall * (Math.min(right, x + 1) - Math.max(left, x));
         const cell = y * width + x;
         this.covered[cell] += part;
         if (part > this.most[cell]) {
@@ -59,6 +59,9 @@ class AddressMap extends Chart {
   constructor(id, view, { spans, segments, height, colour, colourOf, bound }) {
     super(id, view);
     Object.assign(this, { spans, segments, bytes: Math.max(height, 1), colour, colourOf, bound });
+    this.isOfRun = spans === view.run.blocks;
+    // A change of the filter makes all pictures old.
+    view.on("filter", () => { this.picture = this.overview = undefined; });
     this.low = 0;
     this.high = this.bytes;
   }
@@ -95,9 +98,10 @@ class AddressMap extends Chart {
     const image = context.createImageData(width, height);
     const from = this.view.eventAt(this.view.from);
     const to = this.view.eventAt(this.view.to);
-    const fill = (spans, colourAt, colourOf) => {
+    const fill = (spans, accepts, colourAt, colourOf) => {
       const raster = new Raster(width, height);
       spans.each(from, to, (at) => {
+        if (!accepts(at)) return;
         const bottom = spans.y[at];
         if (bottom > this.high || bottom + spans.bytes[at] < this.low) return;
         const left = this.x(this.view.position(spans.start[at]));
@@ -106,12 +110,36 @@ class AddressMap extends Chart {
       });
       raster.paint(image, colourOf);
     };
-    const free = rgbOf(theme().free);
-    if (this.segments) fill(this.segments, () => 0, () => free);
-    fill(this.spans, (at) => this.colour[at], this.colourOf);
+    const { free, faint } = theme();
+    const { run } = this.view;
+    if (this.segments) fill(this.segments, () => true, () => 0, () => rgbOf(free));
+    const isFiltered = this.isOfRun && run.passes;
+    if (this.isOfRun && run.columns.cell_share) this.cells(image, isFiltered && rgbOf(faint));
+    if (isFiltered) fill(this.spans, (at) => !run.isShown(at), () => 0, () => rgbOf(faint));
+    fill(this.spans, (at) => !isFiltered || run.isShown(at), (at) => this.colour[at], this.colourOf);
     context.putImageData(image, 0, 0);
     const { axis } = this.view;
     return { canvas, axis, from: this.view.from, to: this.view.to, low: this.low, high: this.high };
+  }
+
+  /** Draws the cells that small blocks cover; in one colour if there is a filter, which cells do not know. */
+  cells(image, only) {
+    const { run } = this.view;
+    const [columns, rows] = run.cells;
+    const { cell_share, cell_colour } = run.columns;
+    const raster = new Raster(image.width, image.height);
+    const x = (column) => this.x(this.view.position((column / columns) * run.events));
+    const y = (row) => this.y((row / rows) * run.height);
+    for (let column = 0; column < columns; column++) {
+      const [left, right] = [x(column), x(column + 1)];
+      if (right < 0 || left > image.width) continue;
+      for (let row = 0; row < rows; row++) {
+        const at = row * columns + column;
+        if (!cell_share[at]) continue;
+        raster.add(left, right, y(row + 1), y(row), cell_colour[at], cell_share[at] / 255);
+      }
+    }
+    raster.paint(image, (rank) => only || this.colourOf(rank));
   }
 
   /** Returns the position of a block's end; a block that was never freed reaches the end of the axis. */
@@ -140,7 +168,20 @@ class AddressMap extends Chart {
       context.lineWidth = this.scale;
       context.strokeRect(-2, y, this.canvas.width + 4, 0);
     }
+    this.outline(context, colours);
     this.marks(context, colours);
+  }
+
+  /** Draws a frame around the chosen block. */
+  outline(context, colours) {
+    const { block } = this.view;
+    if (!this.isOfRun || block === undefined) return;
+    const { start, end, bytes, y } = this.spans;
+    const left = this.x(this.view.position(start[block])), right = this.x(this.endOf(end[block]));
+    const top = this.y(y[block] + bytes[block]), bottom = this.y(y[block]);
+    context.strokeStyle = colours.text;
+    context.lineWidth = 2 * this.scale;
+    context.strokeRect(left - 1, top - 1, Math.max(right - left, 1) + 2, Math.max(bottom - top, 1) + 2);
   }
 
   /** Draws an earlier picture at its place in the present view. */
@@ -151,7 +192,8 @@ class AddressMap extends Chart {
     context.drawImage(picture.canvas, left, top, right - left, bottom - top);
   }
 
-  hover(pointer) {
+  /** Returns the block under the pointer, or -1. */
+  blockAt(pointer) {
     const box = this.canvas.getBoundingClientRect();
     const event = this.view.eventAt(this.positionOf(pointer));
     const y = this.high - ((pointer.clientY - box.top) / box.height) * (this.high - this.low);
@@ -160,73 +202,22 @@ class AddressMap extends Chart {
       const isAt = this.spans.y[at] <= y && y < this.spans.y[at] + this.spans.bytes[at];
       if (isAt && this.spans.end[at] > event) found = at;
     });
-    if (found < 0) return super.hover(pointer);
-    const { run } = this.view;
-    const start = this.spans.start[found], end = this.spans.end[found];
-    const until = end < run.events ? `event ${end + 1}` : "the end";
-    const of = this.spans === run.blocks ? `, ${run.stackName(run.stack[found])}` : "";
-    say(`a block of ${inBytes(this.spans.bytes[found])}, from event ${start + 1} to ${until}${of}`);
-  }
-}
-
-/** The number of blocks by size and lifetime, in powers of two. */
-class Sizes extends Chart {
-  constructor(id, view) {
-    super(id, view);
-    this.bins = new Map();
-    const { blocks, events } = view.run;
-    this.widest = 1;
-    this.tallest = 1;
-    this.most = 0;
-    for (let at = 0; at < blocks.count; at++) {
-      const isKept = blocks.end[at] >= events;
-      const x = Math.floor(Math.log2(Math.max(Math.min(blocks.end[at], events) - blocks.start[at], 1)));
-      const y = Math.floor(Math.log2(Math.max(blocks.bytes[at], 1)));
-      this.widest = Math.max(this.widest, x + 1);
-      this.tallest = Math.max(this.tallest, y + 1);
-      const key = y * 64 + x;
-      const bin = this.bins.get(key) ?? this.bins.set(key, { x, y, count: 0, bytes: 0, kept: 0 }).get(key);
-      bin.count++;
-      bin.bytes += blocks.bytes[at];
-      bin.kept += isKept;
-      this.most = Math.max(this.most, bin.count);
-    }
-    this.shortest = [...this.bins.values()].reduce((least, { y }) => Math.min(least, y), this.tallest - 1);
+    return found;
   }
 
-  draw() {
-    const context = this.begin();
-    const colours = theme();
-    const margin = 64 * this.scale;
-    const rows = this.tallest - this.shortest;
-    const wide = (this.canvas.width - margin) / this.widest;
-    const tall = (this.canvas.height - 20 * this.scale) / rows;
-    this.box = { margin, wide, tall, rows };
-    for (const { x, y, count } of this.bins.values()) {
-      context.globalAlpha = 0.15 + 0.85 * (Math.log1p(count) / Math.log1p(this.most));
-      context.fillStyle = colours.live;
-      context.fillRect(margin + x * wide, (rows - 1 - (y - this.shortest)) * tall, wide - 1, tall - 1);
-    }
-    context.globalAlpha = 1;
-    const every = Math.ceil((14 * this.scale) / tall);
-    for (let row = 0; row < rows; row += every) {
-      label(context, inBytes(2 ** (row + this.shortest)), 4, (rows - row) * tall - 2, colours);
-    }
-    for (let x = 0; x < this.widest; x += Math.ceil((70 * this.scale) / wide)) {
-      const text = x === 0 ? "1 event" : (2 ** x).toLocaleString("en");
-      label(context, text, margin + x * wide, this.canvas.height - 5 * this.scale, colours);
-    }
+  /** Chooses the block under the pointer. */
+  pick(pointer) {
+    const found = this.isOfRun ? this.blockAt(pointer) : -1;
+    if (found >= 0) this.view.chooseBlock(found);
   }
 
   hover(pointer) {
-    const box = this.canvas.getBoundingClientRect();
-    const { margin, wide, tall, rows } = this.box;
-    const x = Math.floor(((pointer.clientX - box.left) * this.scale - margin) / wide);
-    const y = rows - 1 - Math.floor(((pointer.clientY - box.top) * this.scale) / tall) + this.shortest;
-    const bin = this.bins.get(y * 64 + x);
-    if (!bin || x < 0) return say("no blocks of this size and lifetime");
-    const kept = bin.kept ? `, ${bin.kept} never freed` : "";
-    say(`${numberOf(bin.count, "block")} of ${inBytes(2 ** y)} to ${inBytes(2 ** (y + 1))} that lived ` +
-      `${2 ** x} to ${2 ** (x + 1)} events: ${inBytes(bin.bytes)} in total${kept}`);
+    const found = this.blockAt(pointer);
+    if (found < 0) return super.hover(pointer);
+    const { run } = this.view;
+    const start = this.spans.start[found], end = this.spans.end[found];
+    const until = end < run.events ? `event ${inDigits(end + 1)}` : "the end";
+    const of = this.isOfRun ? `, ${run.lineOf(found)}` : "";
+    say(`a block of ${inBytes(this.spans.bytes[found])}, from event ${inDigits(start + 1)} to ${until}${of}`);
   }
 }

@@ -2,11 +2,17 @@
 //!
 //! The page's policy allows only its own script and style, by their hashes. A stranger may have written the
 //! texts of the recording, so they are JSON in the page, and the script shows them only as text. The page
-//! also has the packed columns of all blocks, so it can draw any part of a million blocks.
+//! also has the packed columns of all blocks, so it can draw any part of them. Of a long recording, it has
+//! the largest blocks, and sums of the others that are exact at marks.
 
+mod bands;
+mod cells;
+mod census;
 mod curve;
 mod pack;
+mod places;
 mod run;
+mod texts;
 
 use std::io::{self, Write};
 
@@ -18,17 +24,26 @@ use crate::placement::Placement;
 use crate::recording::{Recording, Sums};
 pub use curve::Curve;
 use pack::{Pack, base64};
-use run::Run;
+use run::{Extras, Run};
 
 const PAGE: &str = include_str!("page.html");
 const STYLE: &str = include_str!("style.css");
-const SCRIPTS: [&str; 7] = [
+const SCRIPTS: [&str; 16] = [
     include_str!("read.js"),
+    include_str!("units.js"),
+    include_str!("run.js"),
     include_str!("view.js"),
+    include_str!("chart.js"),
     include_str!("charts.js"),
     include_str!("map.js"),
-    include_str!("flame.js"),
+    include_str!("sizes.js"),
+    include_str!("state.js"),
     include_str!("tables.js"),
+    include_str!("flame.js"),
+    include_str!("filter.js"),
+    include_str!("block.js"),
+    include_str!("lines.js"),
+    include_str!("findings.js"),
     include_str!("main.js"),
 ];
 
@@ -97,8 +112,8 @@ struct StackPeak<'a> {
 }
 
 #[derive(Serialize)]
-struct Layout {
-    runs: Vec<Run>,
+struct Layout<'a> {
+    runs: Vec<Run<'a>>,
 }
 
 impl Page<'_> {
@@ -108,9 +123,10 @@ impl Page<'_> {
     /// Writing to `out` fails.
     pub fn write(&self, out: &mut impl Write) -> io::Result<()> {
         let mut pack = Pack::new();
-        let mut runs = vec![Run::new(self.recording, self.placement, self.curves, &mut pack)?];
+        let extras = Extras { placement: self.placement, curves: self.curves, is_brief: false };
+        let mut runs = vec![Run::new(self.recording, extras, &mut pack)?];
         if let Some(other) = self.other {
-            runs.push(Run::new(other, None, &[], &mut pack)?);
+            runs.push(Run::new(other, Extras { is_brief: true, ..Extras::default() }, &mut pack)?);
         }
         let other = self.other.map(|other| Other { file: other.file(), sums: other.sums() });
         let peak = |curve: &Curve| curve.bytes.iter().copied().max().unwrap_or(0);

@@ -1,4 +1,4 @@
-//! Packs columns of numbers into text: deflated, then in base64.
+//! Packs columns of numbers into text: the bytes of equal weight together, deflated, then in base64.
 
 use std::io::{self, Write};
 
@@ -6,17 +6,22 @@ use flate2::Compression;
 use flate2::write::ZlibEncoder;
 use serde::Serialize;
 
-/// The place of a column in the unpacked bytes.
+/// The largest number that a column can hold; JavaScript's numbers are exact up to here.
+const MOST: u64 = (1 << 53) - 1;
+
+/// The place of a column in the unpacked bytes. A number of `width` bytes takes one byte of each of `width`
+/// planes; the plane of the lowest bytes comes first.
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct Column {
     name: String,
-    /// `u32` or `f64`, little-endian.
-    #[serde(rename = "type")]
-    kind: &'static str,
-    /// The offset in bytes; a multiple of 8.
+    /// The offset in bytes.
     offset: usize,
     /// The length in numbers.
     length: usize,
+    /// The bytes of each number, 1 to 7.
+    width: usize,
+    /// Whether the numbers are the differences to the previous ones.
+    steps: bool,
 }
 
 /// A sequence of columns.
@@ -31,29 +36,41 @@ impl Pack {
         Self { bytes: 0, packed: ZlibEncoder::new(Vec::new(), Compression::default()) }
     }
 
-    pub(super) fn u32s(&mut self, name: &str, values: impl Iterator<Item = u32>) -> io::Result<Column> {
-        self.column(name, "u32", values.map(u32::to_le_bytes))
-    }
-
-    pub(super) fn f64s(&mut self, name: &str, values: impl Iterator<Item = f64>) -> io::Result<Column> {
-        self.column(name, "f64", values.map(f64::to_le_bytes))
-    }
-
-    fn column<const N: usize>(
+    /// Adds a column. Larger numbers than JavaScript's become its largest one.
+    pub(super) fn numbers(
         &mut self,
-        name: &str,
-        kind: &'static str,
-        values: impl Iterator<Item = [u8; N]>,
+        name: impl Into<String>,
+        values: impl IntoIterator<Item = u64>,
     ) -> io::Result<Column> {
-        let (offset, mut length) = (self.bytes, 0);
-        for value in values {
-            self.packed.write_all(&value)?;
-            length += 1;
+        self.column(name.into(), &values.into_iter().collect::<Vec<u64>>(), false)
+    }
+
+    /// Adds a column of numbers that never fall, as differences.
+    pub(super) fn rising(
+        &mut self,
+        name: impl Into<String>,
+        values: impl IntoIterator<Item = u64>,
+    ) -> io::Result<Column> {
+        let mut last = 0;
+        let step = |value: u64| {
+            let step = value.saturating_sub(last);
+            last = last.max(value);
+            step
+        };
+        self.column(name.into(), &values.into_iter().map(step).collect::<Vec<u64>>(), true)
+    }
+
+    fn column(&mut self, name: String, values: &[u64], steps: bool) -> io::Result<Column> {
+        let most = values.iter().copied().max().unwrap_or(0).min(MOST);
+        let width = (u64::BITS - most.leading_zeros()).div_ceil(8).max(1) as usize;
+        for plane in 0..width {
+            let bytes: Vec<u8> =
+                values.iter().map(|value| ((*value).min(MOST) >> (8 * plane)) as u8).collect();
+            self.packed.write_all(&bytes)?;
         }
-        let end = offset + length * N;
-        self.bytes = end.next_multiple_of(8);
-        self.packed.write_all(&[0; 8][..self.bytes - end])?;
-        Ok(Column { name: name.to_owned(), kind, offset, length })
+        let (offset, length) = (self.bytes, values.len());
+        self.bytes += length * width;
+        Ok(Column { name, offset, length, width, steps })
     }
 
     /// Returns all columns as base64.
@@ -93,15 +110,19 @@ mod tests {
     }
 
     #[test]
-    fn columns_start_at_multiples_of_eight_and_come_back() {
+    fn columns_are_planes_of_bytes_and_come_back() {
         let mut pack = Pack::new();
-        let first = pack.u32s("a", [1, 2, 3].into_iter()).unwrap();
-        let second = pack.f64s("b", [0.5].into_iter()).unwrap();
-        assert_eq!((first.offset, first.length, second.offset, second.length), (0, 3, 16, 1));
+        let first = pack.numbers("a", [1, 0x203, 3]).unwrap();
+        let second = pack.rising("b", [5, 5, 300]).unwrap();
+        let third = pack.numbers("c", [u64::MAX]).unwrap();
+        assert_eq!((first.offset, first.length, first.width, first.steps), (0, 3, 2, false));
+        assert_eq!((second.offset, second.length, second.width, second.steps), (6, 3, 2, true));
+        assert_eq!((third.offset, third.length, third.width), (12, 1, 7));
         let packed = pack.packed.finish().unwrap();
         let mut bytes = Vec::new();
         io::Read::read_to_end(&mut flate2::read::ZlibDecoder::new(&packed[..]), &mut bytes).unwrap();
-        assert_eq!(bytes.len(), 24);
-        assert_eq!((&bytes[4..8], &bytes[16..]), (&2_u32.to_le_bytes()[..], &0.5_f64.to_le_bytes()[..]));
+        assert_eq!(bytes[..6], [1, 3, 3, 0, 2, 0]);
+        assert_eq!(bytes[6..12], [5, 0, 295_u16.to_le_bytes()[0], 0, 0, 1]);
+        assert_eq!(bytes[12..], [255, 255, 255, 255, 255, 255, 31]);
     }
 }

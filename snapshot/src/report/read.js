@@ -1,4 +1,4 @@
-// Reads the data in this file: the packed columns of each run, and its texts.
+// Reads the data in this file: the packed columns of each run.
 "use strict";
 
 /** Decodes base64. */
@@ -10,17 +10,23 @@ function bytesOf(text) {
   return bytes;
 }
 
-/** Unpacks the columns to one buffer. */
+/** Unpacks the columns to one array of bytes. */
 async function unpack(text) {
   const packed = new Blob([bytesOf(text.trim())]).stream();
-  return new Response(packed.pipeThrough(new DecompressionStream("deflate"))).arrayBuffer();
+  const bytes = await new Response(packed.pipeThrough(new DecompressionStream("deflate"))).arrayBuffer();
+  return new Uint8Array(bytes);
 }
 
-/** Returns the columns of the layout by name, as typed arrays over the buffer. */
-function columnsOf(layout, buffer) {
+/** Returns the columns of the layout by name. The bytes of a number are in planes, the lowest first. */
+function columnsOf(layout, bytes) {
   const columns = {};
-  for (const { name, type, offset, length } of layout) {
-    columns[name] = new (type === "u32" ? Uint32Array : Float64Array)(buffer, offset, length);
+  for (const { name, offset, length, width, steps } of layout) {
+    const column = width > 4 || steps ? new Float64Array(length) : new Uint32Array(length);
+    for (let plane = 0, weight = 1; plane < width; plane++, weight *= 256) {
+      const from = offset + plane * length;
+      for (let at = 0; at < length; at++) column[at] += bytes[from + at] * weight;
+    }
+    columns[name] = steps ? summed(column) : column;
   }
   return columns;
 }
@@ -31,10 +37,33 @@ function summed(column) {
   return column;
 }
 
-/** The smallest and largest values of groups of 8, 64, 512, … events; any range is drawn quickly. */
+/** Returns the first index of a sorted column whose value is at least `value`. */
+function firstFrom(column, value) {
+  let low = 0, high = column.length;
+  while (low < high) {
+    const middle = (low + high) >> 1;
+    if (column[middle] < value) low = middle + 1;
+    else high = middle;
+  }
+  return low;
+}
+
+/** Returns the first index of a sorted column whose value is above `value`. */
+function firstAbove(column, value) {
+  let low = 0, high = column.length;
+  while (low < high) {
+    const middle = (low + high) >> 1;
+    if (column[middle] <= value) low = middle + 1;
+    else high = middle;
+  }
+  return low;
+}
+
+/** The smallest and largest values of 8, 64, 512, … parts of `step` events; any range is drawn quickly. */
 class Pyramid {
-  constructor(values) {
-    this.levels = [{ least: values, most: values }];
+  constructor(least, most = least, step = 1) {
+    this.step = step;
+    this.levels = [{ least, most }];
     while (this.levels.at(-1).least.length > 16) {
       const below = this.levels.at(-1);
       const length = Math.ceil(below.least.length / 8);
@@ -49,7 +78,7 @@ class Pyramid {
     }
   }
 
-  /** Calls `visit` with each group that makes up the events from `from` up to, but not including, `to`. */
+  /** Calls `visit` with each group that makes up the parts from `from` up to, but not including, `to`. */
   groups(from, to, visit) {
     for (let level = 0; from < to; level++) {
       const isTop = level + 1 === this.levels.length;
@@ -60,10 +89,17 @@ class Pyramid {
     }
   }
 
+  /** Calls `visit` with each group of the parts that hold these events. */
+  over(from, to, visit) {
+    const { length } = this.levels[0].least;
+    const last = Math.min(Math.ceil(to / this.step), length);
+    this.groups(Math.min(Math.floor(from / this.step), length), last, visit);
+  }
+
   /** Returns the smallest and the largest value of these events. */
   range(from, to) {
     let low = Infinity, high = -Infinity;
-    this.groups(from, to, (level, at) => {
+    this.over(from, to, (level, at) => {
       const { least, most } = this.levels[level];
       if (least[at] < low) low = least[at];
       if (most[at] > high) high = most[at];
@@ -71,10 +107,10 @@ class Pyramid {
     return [low, high];
   }
 
-  /** Returns an event with the largest value; `from` if the range is empty. */
+  /** Returns the first event of a part with the largest value; `from` if the range is empty. */
   fullest(from, to) {
-    let high = -Infinity, best = from, level = 0;
-    this.groups(from, to, (of, at) => {
+    let high = -Infinity, best = Math.floor(from / this.step), level = 0;
+    this.over(from, to, (of, at) => {
       const value = this.levels[of].most[at];
       if (value <= high) return;
       [high, best, level] = [value, at, of];
@@ -84,7 +120,23 @@ class Pyramid {
       best *= 8;
       while (most[best] !== high) best++;
     }
-    return best;
+    return best * this.step;
+  }
+}
+
+/** Values after marks only, such as sums that are exact there. */
+class Marked {
+  constructor(marks, values) {
+    this.marks = marks;
+    this.pyramid = new Pyramid(values);
+  }
+
+  /** Returns the smallest and the largest value at the marks in a range, or at the last mark before it. */
+  range(from, to) {
+    const first = firstFrom(this.marks, from), last = firstFrom(this.marks, to);
+    if (first < last) return this.pyramid.range(first, last);
+    const value = first ? this.pyramid.levels[0].most[first - 1] : 0;
+    return [value, value];
   }
 }
 
@@ -92,13 +144,13 @@ class Pyramid {
 class Spans {
   constructor(start, life, bytes, y) {
     this.start = start;
-    this.end = life;
+    this.end = Float64Array.from(life);
     for (let at = 0; at < start.length; at++) this.end[at] += start[at];
     this.bytes = bytes;
     this.y = y;
     this.count = start.length;
     // The last end in each group of 256.
-    this.groups = new Uint32Array(Math.ceil(this.count / 256));
+    this.groups = new Float64Array(Math.ceil(this.count / 256));
     for (let at = 0; at < this.count; at++) {
       if (this.end[at] > this.groups[at >> 8]) this.groups[at >> 8] = this.end[at];
     }
@@ -117,87 +169,14 @@ class Spans {
     }
   }
 
-  /** Returns the sum of the bytes after each event. */
-  sums(events) {
+  /** Returns the sum of the bytes after each event, of the rectangles that `passes` accepts. */
+  sums(events, passes = () => true) {
     const sums = new Float64Array(events);
     for (let at = 0; at < this.count; at++) {
+      if (!passes(at)) continue;
       sums[this.start[at]] += this.bytes[at];
       if (this.end[at] < events) sums[this.end[at]] -= this.bytes[at];
     }
     return summed(sums);
-  }
-}
-
-/** The number of colours for stacks; stacks that hold less at the peak share the last colour. */
-const COLOURS = 12;
-
-/** One recording. */
-class Run {
-  constructor(layout, buffer) {
-    const columns = columnsOf(layout.columns, buffer);
-    Object.assign(this, layout);
-    this.time = columns.time && summed(columns.time);
-    this.stack = columns.stack;
-    this.blocks = new Spans(summed(columns.start), columns.life, columns.bytes, columns.y);
-    this.live = this.blocks.sums(this.events);
-    this.livePyramid = new Pyramid(this.live);
-    if (columns.segment_start) {
-      const { segment_start, segment_life, segment_bytes, segment_y } = columns;
-      this.segments = new Spans(summed(segment_start), segment_life, segment_bytes, segment_y);
-      this.reserved = this.segments.sums(this.events);
-      this.reservedPyramid = new Pyramid(this.reserved);
-    }
-    if (columns.plan_y) {
-      const { plan_start, plan_life, plan_bytes, plan_y } = columns;
-      this.planned = new Spans(summed(plan_start), plan_life, plan_bytes, plan_y);
-    }
-    this.curveColumns = layout.curves.map((curve, at) => ({ name: curve, bytes: columns["curve_" + at] }));
-    this.peak = 0;
-    for (let at = 0; at < this.events; at++) if (this.live[at] > this.live[this.peak]) this.peak = at;
-    this.rank();
-  }
-
-  /** Gives a colour to the groups of stacks that hold the most at the peak. */
-  rank() {
-    const held = this.heldByGroup(this.peak);
-    const largest = [...held.keys()].sort((a, b) => held.get(b) - held.get(a) || a - b);
-    this.holders = largest.slice(0, COLOURS - 1);
-    const colour = new Uint8Array(this.leads.length).fill(this.holders.length);
-    this.holders.forEach((group, at) => { colour[group] = at; });
-    this.colour = new Uint8Array(this.blocks.count);
-    // The block that ends at an event, counted from 1; at most one block does.
-    this.ending = new Uint32Array(this.events);
-    for (let at = 0; at < this.blocks.count; at++) {
-      this.colour[at] = colour[this.groups[this.stack[at]]];
-      if (this.blocks.end[at] < this.events) this.ending[this.blocks.end[at]] = at + 1;
-    }
-  }
-
-  /** Returns the bytes and the number of blocks of each stack after an event. */
-  held(event) {
-    const held = new Map();
-    this.blocks.each(event, event, (at) => {
-      if (this.blocks.end[at] === event) return;
-      const stack = this.stack[at];
-      const sum = held.get(stack) ?? held.set(stack, { bytes: 0, blocks: 0 }).get(stack);
-      sum.bytes += this.blocks.bytes[at];
-      sum.blocks++;
-    });
-    return held;
-  }
-
-  /** Returns the bytes of each group of stacks after an event. */
-  heldByGroup(event) {
-    const held = new Map();
-    for (const [stack, { bytes }] of this.held(event)) {
-      const group = this.groups[stack];
-      held.set(group, (held.get(group) ?? 0) + bytes);
-    }
-    return held;
-  }
-
-  /** Returns the line of a stack that a person should read first. */
-  stackName(stack) {
-    return this.leads[this.groups[stack]] ?? "(no stack)";
   }
 }

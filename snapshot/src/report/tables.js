@@ -1,14 +1,7 @@
-// The parts that are text: the diagnoses, the ledger, and the comparison of two runs.
+// Tables that sort by each column.
 "use strict";
 
-/** Adds an element with a text; texts of the file are never markup. */
-function element(name, text, parent) {
-  const made = document.createElement(name);
-  if (text !== undefined) made.textContent = text;
-  parent?.append(made);
-  return made;
-}
-
+/** Adds a plain table. */
 function table(parent, head, rows) {
   const made = element("table", undefined, parent);
   const line = (cells, kind) => {
@@ -19,76 +12,81 @@ function table(parent, head, rows) {
   for (const row of rows) line(row, "td");
 }
 
-/** Shows the verdict, and the diagnoses, each with its evidence and its remedies. */
-function findings(explanation) {
-  const section = document.getElementById("findings");
-  element("p", explanation.verdict.sentence, section);
-  for (const { code, what, evidence, fixes } of explanation.diagnoses) {
-    const finding = element("div", undefined, section);
-    finding.className = "finding";
-    element("strong", `${code}: ${what}`, finding);
-    for (const line of evidence) element("p", line, finding);
-    for (const line of fixes) element("code", line, finding);
-  }
-}
+/** The rows that a table shows at first. */
+const FIRST_ROWS = 15;
 
-/** Shows where the memory is at each explained moment. */
-function ledger(explanation, parent) {
-  element("h2", "Ledger", parent);
-  const names = { peak: "at the peak", failure: "at the failed request", end: "at the end" };
-  const moments = explanation.moments;
-  const head = ["", ...moments.map(({ occasion, event }) => `${names[occasion]}, event ${event + 1}`)];
-  const rows = [
-    ["wanted by the failed request", "wanted_bytes"],
-    ["reserved", "reserved_bytes"], ["active", "active_bytes"],
-    ["wholly free", "wholly_free_bytes"], ["pinned by live blocks", "pinned_bytes"],
-    ["rounding, part of active", "rounding_bytes"], ["held for streams, part of active", "held_bytes"],
-    ["largest free piece", "largest_free_bytes"], ["free on the device", "device_free_bytes"],
-    ["used outside of the allocator", "outside_bytes"],
-  ];
-  const isKnown = ([, key]) => moments.some((moment) => moment[key] !== null && moment[key] !== undefined);
-  const cell = (value) => (value === null || value === undefined ? "–" : inBytes(value));
-  table(parent, head, rows.filter(isKnown).map(([name, key]) => {
-    return [name, ...moments.map((moment) => cell(moment[key]))];
-  }));
-  const { bound_host_order: shared, bound_stream_safe: apart } = explanation;
-  if (apart !== null) {
-    const text = `Any allocator needs at least ${inBytes(apart)} with streams apart, ${inBytes(shared)} in ` +
-      "the order of the host's calls.";
-    element("p", text, parent);
+/**
+ * A table that sorts by each column. A column has a name, a title that explains it, the value of a row to
+ * sort by, and the text of the value. The first column is a button that acts on its row.
+ */
+class SortedTable {
+  constructor(parent, { caption, columns, by, act, actTitle }) {
+    Object.assign(this, { columns, act, actTitle });
+    this.by = by;
+    this.falls = true;
+    this.rows = [];
+    this.table = element("table", undefined, parent);
+    element("caption", caption, this.table).className = "unseen";
+    const head = element("tr", undefined, element("thead", undefined, this.table));
+    this.heads = columns.map((column, at) => {
+      const cell = element("th", undefined, head);
+      cell.scope = "col";
+      const sort = button(column.name, cell, () => this.sortBy(at));
+      sort.className = "sort";
+      sort.title = `${column.title ?? column.name}. Click to sort.`;
+      return cell;
+    });
+    this.body = element("tbody", undefined, this.table);
+    this.more = button("", parent, () => {
+      this.showsAll = !this.showsAll;
+      this.draw();
+    });
   }
-  for (const { text } of explanation.not_known) element("p", `Not known: ${text}`, parent).className = "hint";
-}
 
-/** Compares two runs: their sums, and the stacks whose bytes at the peak differ most. */
-function comparison(run, other, parent) {
-  element("h2", "Two runs", parent);
-  const most = (values) => (values ? values.reduce((high, value) => Math.max(high, value), 0) : undefined);
-  const difference = (a, b) => (a === undefined || b === undefined ? "–" : signed(b - a));
-  const signed = (bytes) => (bytes > 0 ? "+" : "") + inBytes(bytes);
-  const shown = (bytes) => (bytes === undefined ? "–" : inBytes(bytes));
-  const row = (name, a, b) => [name, shown(a), shown(b), difference(a, b)];
-  table(parent, ["", run.file, other.file, "difference"], [
-    row("peak live", run.live[run.peak], other.live[other.peak]),
-    row("peak reserved", most(run.reserved), most(other.reserved)),
-    row("live at the end", run.live[run.events - 1] ?? 0, other.live[other.events - 1] ?? 0),
-  ]);
-  const leads = new Map();
-  const held = (of) => {
-    const sums = new Map();
-    for (const [group, bytes] of of.heldByGroup(of.peak)) {
-      const text = of.lines[group];
-      leads.set(text, of.leads[group]);
-      sums.set(text, (sums.get(text) ?? 0) + bytes);
-    }
-    return sums;
-  };
-  const [a, b] = [held(run), held(other)];
-  const texts = [...new Set([...a.keys(), ...b.keys()])];
-  const by = (text) => (b.get(text) ?? 0) - (a.get(text) ?? 0);
-  texts.sort((x, y) => Math.abs(by(y)) - Math.abs(by(x)));
-  const rows = texts.filter((text) => by(text) !== 0).slice(0, 20).map((text) => {
-    return row(leads.get(text), a.get(text) ?? 0, b.get(text) ?? 0);
-  });
-  if (rows.length) table(parent, ["stacks at the peak", run.file, other.file, "difference"], rows);
+  /** Sorts by a column; the second time, in the other direction. */
+  sortBy(at) {
+    this.falls = this.by === at ? !this.falls : at > 0;
+    this.by = at;
+    this.draw();
+  }
+
+  show(rows) {
+    this.rows = rows;
+    this.draw();
+  }
+
+  draw() {
+    const { value } = this.columns[this.by];
+    const sign = this.falls ? -1 : 1;
+    const order = (a, b) => (a < b ? -sign : a > b ? sign : 0);
+    // A row without a value is last in both directions.
+    const sorted = this.rows.map((row) => [value(row), row]).sort(([a], [b]) => {
+      return (a === undefined) - (b === undefined) || order(a, b);
+    });
+    const shown = this.showsAll ? sorted : sorted.slice(0, FIRST_ROWS);
+    this.body.replaceChildren(...shown.map(([, row]) => this.line(row)));
+    this.heads.forEach((head, at) => {
+      const direction = this.falls ? "descending" : "ascending";
+      head.setAttribute("aria-sort", at === this.by ? direction : "none");
+    });
+    this.more.hidden = this.rows.length <= FIRST_ROWS;
+    const count = this.showsAll ? FIRST_ROWS : `all ${inDigits(this.rows.length)}`;
+    this.more.textContent = `Show ${count} rows`;
+  }
+
+  line(row) {
+    const line = document.createElement("tr");
+    this.columns.forEach((column, at) => {
+      const cell = element(at ? "td" : "th", undefined, line);
+      const value = column.value(row);
+      const text = value === undefined ? "–" : (column.text ?? String)(value);
+      if (at === 0) {
+        cell.scope = "row";
+        button(text, cell, () => this.act(row)).title = this.actTitle(row);
+      } else {
+        cell.textContent = text;
+      }
+    });
+    return line;
+  }
 }

@@ -135,8 +135,7 @@ fn a_column_has_what_each_stack_holds_at_its_fullest_event() {
     browser.open(&page);
     // The search and the sums over notes must find the same events as a plain search.
     let compare = "(() => {
-      const { run, view } = millpond, sums = new Float64Array(COLOURS), wrong = [];
-      const holders = view.charts.find((chart) => chart.canvas.id === 'holders');
+      const { run } = millpond, sums = new Float64Array(COLOURS), wrong = [];
       let ranges = 0;
       for (let width = 0; width < 300; width += 7) {
         for (let from = 0; from + width < run.events; from += 97) {
@@ -144,7 +143,7 @@ fn a_column_has_what_each_stack_holds_at_its_fullest_event() {
           for (let at = from; at < from + width; at++) if (run.live[at] > run.live[high]) high = at;
           const found = run.livePyramid.fullest(from, from + width);
           const isIn = found === from || (from < found && found < from + width);
-          holders.heldAt(found, sums);
+          run.heldByColour(found, sums);
           const held = run.heldByGroup(found);
           const isHeld = run.holders.every((of, at) => sums[at] === (held.get(of) ?? 0));
           if (!isIn || run.live[found] !== run.live[high] || !isHeld) wrong.push([from, width, found]);
