@@ -70,7 +70,14 @@ class Chart {
     };
     context.lineWidth = this.scale;
     for (const failure of run.failures) line(failure.event, colours.bad, [4, 3]);
-    for (const mark of run.marks) if (mark.kind !== "phase_end") line(mark.event, colours.line, []);
+    const phases = run.marks.filter(({ kind }) => kind !== "phase_end");
+    phases.forEach((mark, at) => {
+      line(mark.event, colours.line, []);
+      // Many names would hide each other, and names would hide blocks.
+      if (phases.length > 12 || !this.hasNames) return;
+      const x = this.x(this.view.position(mark.event)) + 3;
+      label(context, mark.name, x, (12 + 14 * (at % 3)) * this.scale, colours);
+    });
     line(this.view.instant, colours.text, []);
     this.view.between.forEach((event, at) => {
       if (event < 0 || (at === 1 && event === run.events - 1)) return;

@@ -6,6 +6,7 @@ class Timeline extends Chart {
   constructor(id, view, other) {
     super(id, view);
     this.other = other;
+    this.hasNames = true;
   }
 
   draw() {

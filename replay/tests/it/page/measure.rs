@@ -60,7 +60,7 @@ fn a_million_blocks() {
     let bytes = std::fs::metadata(&page).unwrap().len();
     let Some(mut browser) = Browser::start() else { return };
     browser.open(&page);
-    assert_eq!(browser.evaluate("millpond.run.blocks.count"), 1_000_000);
+    assert_eq!(browser.evaluate("millpond.run.total"), 1_000_000);
     let drawn = browser.number("millpond.drawn_ms");
     for (name, zoom) in [("whole", 1.0), ("a tenth", 0.1), ("a hundredth", 0.01)] {
         let frames = browser.evaluate(&format!(

@@ -2,10 +2,17 @@
 //!
 //! Without Chromium, the tests are skipped with a message; `MILLPOND_REQUIRE_CHROMIUM=1` makes that a
 //! failure. `MILLPOND_SCREENSHOTS=folder` keeps screenshots. `MILLPOND_MEASURE=1` measures a page of a
-//! million blocks.
+//! million blocks. This command makes the pictures of the book again:
+//!
+//! ```sh
+//! MILLPOND_SCREENSHOTS=../docs/book/src/pictures cargo test -p millpond-replay --test it page::pictures
+//! ```
 
 mod browser;
+mod explore;
+mod long;
 mod measure;
+mod pictures;
 
 use std::path::{Path, PathBuf};
 
@@ -248,7 +255,7 @@ fn two_runs_stand_beside_each_other() {
     let page = page(&folder, &[&snapshot("mixed"), &snapshot("fragmented")], &["--plan-time", "0"]);
     let Some(mut browser) = Browser::start() else { return };
     browser.open(&page);
-    let tables = browser.text("document.querySelector('#tables').textContent");
+    let tables = browser.text("document.querySelector('#compare').textContent");
     assert!(tables.contains("Two runs") && tables.contains("difference"), "{tables}");
     assert!(browser.text("document.querySelector('#timeline-legend').textContent").contains("fragmented"));
     assert_eq!(browser.evaluate("document.querySelector('#plan-section').hidden"), true);
