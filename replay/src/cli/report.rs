@@ -31,7 +31,7 @@ const MANY_EVENTS: usize = 1_000_000;
 /// keep memory between two events. It also shows where the memory is and what would help, as `explain` does,
 /// and a placement, as `plan` does. The element `summary` of the page holds its summary as JSON.
 ///
-/// Of a file with more than 200,000 blocks, the page has the 100,000 largest, and sums of the others.
+/// Of a file with more than 200,000 blocks, the page has the largest ones, and sums of the others.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct ReportArgs {
     #[command(flatten)]

@@ -9,7 +9,7 @@ const PARTS: usize = 2048;
 /// Fewer parts would tell nothing.
 const FEWEST: usize = 32;
 /// The most sums.
-const LIMIT: usize = 300_000;
+const LIMIT: usize = 600_000;
 
 /// The blocks of one origin that began in one part and ended in another.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]

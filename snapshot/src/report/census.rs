@@ -136,9 +136,17 @@ fn shape(bytes: u64, events: u64) -> usize {
 }
 
 impl Census {
-    /// Counts the blocks of a recording. The course of live memory has a part for each `step` events.
-    pub(super) fn of<'a>(recording: &'a Recording, texts: &mut Texts<'a>, step: usize) -> Self {
+    /// Counts the blocks of a recording with this number of allocations. The course of live memory has a
+    /// part for each `step` events.
+    pub(super) fn of<'a>(
+        recording: &'a Recording,
+        texts: &mut Texts<'a>,
+        step: usize,
+        allocations: usize,
+    ) -> Self {
         let mut counter = Counter::new(recording, texts, step);
+        counter.census.ends.reserve_exact(allocations);
+        counter.census.block_origins.reserve_exact(allocations);
         for (at, event) in recording.events().enumerate() {
             let time = counter.time(at, event, step);
             match event.kind {

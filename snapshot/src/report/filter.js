@@ -116,8 +116,8 @@ class Filter {
     if (!text) return;
     const { origin_peak_bytes, origin_blocks } = run.columns;
     const sum = (column) => column.reduce((sum, value, at) => sum + value * run.passes[at], 0);
-    byId("filter-text").textContent = `Only ${text}: ${inBytes(sum(origin_peak_bytes))} at the peak, ` +
-      `${numberOf(sum(origin_blocks), "block")} in all.`;
+    byId("filter-text").textContent = `The page shows only ${text}: ${inBytes(sum(origin_peak_bytes))} are ` +
+      `live at the peak, and the file has ${numberOf(sum(origin_blocks), "block")} of it.`;
   }
 }
 

@@ -75,8 +75,7 @@ class Run {
   timeOf(event) {
     if (this.step === 1) return this.time[Math.min(event, this.events - 1)];
     const part = Math.min(Math.floor(event / this.step), this.time.length - 2);
-    const width = Math.min(this.step, this.events - part * this.step);
-    const share = Math.min((event - part * this.step) / width, 1);
+    const share = Math.min((event - part * this.step) / this.width(part), 1);
     return this.time[part] + (this.time[part + 1] - this.time[part]) * share;
   }
 
@@ -87,7 +86,12 @@ class Run {
     const part = Math.max(0, Math.min(next - 1, this.time.length - 2));
     const wide = this.time[part + 1] - this.time[part];
     const share = wide ? Math.min((time - this.time[part]) / wide, 1) : 0;
-    return Math.min(Math.floor((part + share) * this.step), this.events - 1);
+    return Math.min(Math.floor(part * this.step + share * this.width(part)), this.events - 1);
+  }
+
+  /** Returns the events from the start of a part to the next known time; the last one is of the last event. */
+  width(part) {
+    return Math.max(1, Math.min(this.step, this.events - 1 - part * this.step));
   }
 
   stackOf(block) {

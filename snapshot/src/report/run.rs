@@ -14,12 +14,11 @@ use super::texts::Texts;
 use crate::placement::Placement;
 use crate::recording::{Clock, EventKind, Id, Life, Recording};
 
-/// The page has all blocks of a recording that is not longer than this.
-const ALL_BLOCKS: usize = 200_000;
-const ALL_EVENTS: usize = 1_000_000;
+/// The most blocks of a page. Of a recording with more, the page has the largest ones by bytes times events.
+const BLOCKS: usize = 200_000;
 
-/// The number of blocks that the page has of a longer recording: the largest ones by bytes times events.
-const LARGEST: usize = 100_000;
+/// The most events whose live memory the page has one by one.
+const EVENTS: usize = 1_000_000;
 
 /// The most parts of the course of a longer recording.
 const PARTS: usize = 1 << 15;
@@ -109,10 +108,10 @@ impl<'a> Run<'a> {
     pub(super) fn new(recording: &'a Recording, extras: Extras<'a>, pack: &mut Pack) -> io::Result<Self> {
         let is_allocation = |kind| kind == EventKind::Allocate;
         let allocations = recording.events().filter(|event| is_allocation(event.kind)).count();
-        let is_whole = allocations <= ALL_BLOCKS && recording.len() <= ALL_EVENTS;
+        let is_whole = allocations <= BLOCKS && recording.len() <= EVENTS;
         let step = if is_whole { 1 } else { recording.len().div_ceil(PARTS).next_power_of_two() };
         let mut texts = Texts::default();
-        let mut census = Census::of(recording, &mut texts, step);
+        let mut census = Census::of(recording, &mut texts, step, allocations);
         let segments = recording.segment_lives();
         for life in &segments {
             census.places.add(life.address, life.bytes);
@@ -231,7 +230,7 @@ impl<'a> Run<'a> {
         is_whole: bool,
         pack: &mut Pack,
     ) -> io::Result<()> {
-        let limit = if is_whole { u64::MAX } else { LARGEST as u64 };
+        let limit = if is_whole { u64::MAX } else { BLOCKS as u64 };
         let (least, mut left) = census.least_area(limit);
         let fixed = self.marks.iter().map(|mark| mark.event);
         let fixed = fixed.chain(self.failures.iter().map(|failure| failure.event)).chain([self.peak]);
@@ -389,7 +388,7 @@ impl<'a> Run<'a> {
         if let Some(placed) = extras.placement.and_then(Placement::placed) {
             self.planned_count = placed.len();
             let mut planned: Vec<Life> = placed.iter().map(planned).collect();
-            keep_largest(&mut planned, LARGEST);
+            keep_largest(&mut planned, BLOCKS);
             self.lives("plan_", &planned, pack)?;
             self.add(pack.numbers("plan_y", planned.iter().map(|life| life.address)))?;
         }

@@ -11,6 +11,9 @@ use crate::support::Folder;
 /// The stacks of the log.
 const STACKS: usize = 16;
 
+/// The nanoseconds from one event to the next.
+const EVENT_NS: usize = 7000;
+
 /// A block of the log: its events, its bytes, its stack.
 struct Block {
     start: usize,
@@ -19,9 +22,9 @@ struct Block {
     stack: usize,
 }
 
-/// Returns a log of 220,000 blocks, and its blocks. Most live shortly; some large ones live long.
+/// Returns a log of 240,000 blocks, and its blocks. Most live shortly; some large ones live long.
 fn long() -> (String, Vec<Block>) {
-    let mut log = String::from("Thread,Time,Action,Pointer,Size,Stream,Stack,Notes\n");
+    let mut log = String::from("Thread,Time,Action,Pointer,Size,Stream,UnixNs,Stack,Notes\n");
     let (mut random, mut blocks, mut live) = (11_u64, Vec::new(), Vec::<usize>::new());
     let mut step = |bound: u64| {
         random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
@@ -33,21 +36,20 @@ fn long() -> (String, Vec<Block>) {
     });
     notes.pop();
     let mut event = 0;
-    while blocks.len() < 220_000 {
-        let time =
-            format!("00:{:02}:{:02}.{:06}", event / 600_000, event / 10_000 % 60, event % 10_000 * 100);
+    while blocks.len() < 240_000 {
+        let time = 1_700_000_000_000_000_000 + event * EVENT_NS;
         if live.len() < 300 + step(100) as usize {
             let stack = 1 + step(STACKS as u64) as usize;
             let bytes = if step(50) == 0 { 1 << 20 } else { 512 * (1 + step(8)) };
             let address = 0x7f00_0000_0000_u64 + blocks.len() as u64 % 4096 * (1 << 20);
-            writeln!(log, "1,{time},allocate,{address:#x},{bytes},0,{stack},{notes}").unwrap();
+            writeln!(log, "1,0,allocate,{address:#x},{bytes},0,{time},{stack},{notes}").unwrap();
             notes.clear();
             live.push(blocks.len());
             blocks.push(Block { start: event, end: usize::MAX, bytes, stack });
         } else {
             let block = live.swap_remove(step(live.len() as u64) as usize);
             let address = 0x7f00_0000_0000_u64 + block as u64 % 4096 * (1 << 20);
-            writeln!(log, "1,{time},free,{address:#x},{},0,,", blocks[block].bytes).unwrap();
+            writeln!(log, "1,0,free,{address:#x},{},0,{time},,", blocks[block].bytes).unwrap();
             blocks[block].end = event;
         }
         event += 1;
@@ -77,8 +79,8 @@ fn sums_of_a_long_file_are_exact() {
     browser.open(&page);
     assert_eq!(browser.evaluate("millpond.run.total"), blocks.len());
     let kept = browser.number("millpond.run.blocks.count");
-    assert!((90_000.0..=100_000.0).contains(&kept), "{kept}");
-    assert!(browser.text("document.getElementById('summed').textContent").contains("largest of 220,000"));
+    assert!((190_000.0..=200_000.0).contains(&kept), "{kept}");
+    assert!(browser.text("document.getElementById('summed').textContent").contains("largest of 240,000"));
 
     // What is live after marks, and what is kept between two of them.
     let total = |of: &str| {
@@ -127,7 +129,26 @@ fn sums_of_a_long_file_are_exact() {
     let shown = browser.number(&format!("millpond.run.filtered.range({peak}, {peak} + 1)[1]"));
     let of_three = sum(of_line(3).filter(at_peak))[0].clone();
     assert_eq!(Some(shown), of_three.as_f64());
+    times_of_blocks(&mut browser);
     is_silent(&browser);
+}
+
+/// Checks the times of blocks, and the axis of time.
+fn times_of_blocks(browser: &mut Browser) {
+    let wrong = browser.evaluate(&format!(
+        "(() => {{ const {{ run, view }} = millpond, {{ start_time, lasted }} = run.columns, wrong = [];
+          for (let at = 0; at < run.blocks.count; at += 997) {{
+            const [start, end] = [run.blocks.start[at], Math.min(run.blocks.end[at], run.events - 1)];
+            const began = start_time[at] * run.time_unit, ended = began + lasted[at] * run.time_unit;
+            if (began !== start * {EVENT_NS} || ended !== end * {EVENT_NS}) wrong.push([start, began, ended]);
+            const on_axis = run.eventAtTime(run.timeOf(start));
+            if (Math.abs(on_axis - start) > 1) wrong.push([start, on_axis, 'on the axis']);
+          }}
+          view.setAxis('time');
+          if (view.end !== (run.events - 1) * {EVENT_NS}) wrong.push(view.end);
+          return wrong; }})()"
+    ));
+    assert_eq!(wrong, json!([]));
 }
 
 /// Checks what is kept from before the first event on.
