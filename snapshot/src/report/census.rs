@@ -1,4 +1,4 @@
-//! One pass over a recording counts what the page says about all of its blocks.
+//! One pass over a recording counts all of its blocks for the page.
 
 use rustc_hash::FxHashMap;
 
@@ -212,7 +212,7 @@ impl Census {
     }
 }
 
-/// What the count needs to know on its way.
+/// The state of the count.
 struct Counter<'a, 't> {
     census: Census,
     recording: &'a Recording,

@@ -70,9 +70,12 @@ class Filter {
   }
 
   byGroup(group) {
-    const lines = this.view.run.lines[group];
-    const isOfLine = (run, stack) => run.lines[run.groups[stack]] === lines;
-    this.set(`the line ${this.view.run.leads[group]}`, isOfLine);
+    this.byLines(this.view.run.lines[group], this.view.run.leads[group]);
+  }
+
+  /** Shows only the stacks with these lines; a person reads `lead` first. */
+  byLines(lines, lead) {
+    this.set(`the line ${lead}`, (run, stack) => run.lines[run.groups[stack]] === lines);
   }
 
   set(text, accepts) {
@@ -106,7 +109,7 @@ class Filter {
     this.show();
   }
 
-  /** Says what is shown. */
+  /** Names the part of the page that the filter shows. */
   show() {
     const { run } = this.view;
     const lanes = this.choices.filter(([, choice]) => choice.value !== "*");

@@ -162,7 +162,8 @@ function comparison(view, other, filter, parent) {
       ...pair("blocks", "origin_blocks", inDigits, signedCount),
       ...pair("at the end", "origin_end_bytes", inBytes, signedBytes),
     ],
-    act: ({ a }) => a && filter.byGroup(a.group), actTitle: ({ text }) => text,
+    act: ({ text, lead }) => filter.byLines(text, lead),
+    actTitle: ({ text }) => `${text}\nClick to show only this line.`,
   });
   const show = () => {
     const rows = new Map();
@@ -170,7 +171,7 @@ function comparison(view, other, filter, parent) {
       for (const line of byLine(of, passes)) {
         const text = of.lines[line.group];
         const row = rows.get(text) ?? rows.set(text, { text, lead: line.lead }).get(text);
-        const sum = row[side] ??= { group: line.group };
+        const sum = row[side] ??= {};
         for (const key of Object.keys(line)) {
           if (key.startsWith("origin_")) sum[key] = (sum[key] ?? 0) + line[key];
         }

@@ -11,7 +11,7 @@ class Raster {
     this.colour = new Uint8Array(width * height);
   }
 
-  /** Adds one rectangle of which a share is covered; its sides are in cells. */
+  /** Adds one rectangle, covered by a share; its sides are in cells. */
   add(left, right, top, bottom, colour, share = 1) {
     const { width, height } = this;
     left = Math.max(left, 0);

@@ -44,7 +44,7 @@ class Run {
     if (start) this.prepare();
   }
 
-  /** Adds up what the packed blocks tell. */
+  /** Adds up the packed blocks. */
   prepare() {
     const { blocks, events } = this;
     if (!this.livePyramid) {
@@ -89,7 +89,7 @@ class Run {
     return Math.min(Math.floor(part * this.step + share * this.width(part)), this.events - 1);
   }
 
-  /** Returns the events from the start of a part to the next known time; the last one is of the last event. */
+  /** Returns the events from the start of a part to the next known time. The last event has the last one. */
   width(part) {
     return Math.max(1, Math.min(this.step, this.events - 1 - part * this.step));
   }

@@ -94,7 +94,7 @@ struct LaneText {
     pool: Option<String>,
 }
 
-/// What the page draws beside the recording itself.
+/// The parts of the page beside the recording.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Extras<'a> {
     pub(super) placement: Option<&'a Placement>,

@@ -1,4 +1,4 @@
-// The range of the axis that all charts share, what is selected, and the colours.
+// The range of the axis that all charts share, the selection, and the colours.
 "use strict";
 
 /** The visible range of the axis: in events, or in the unit of the recording's times. */

@@ -31,7 +31,7 @@ fn long() -> (String, Vec<Block>) {
         (random >> 33) % bound
     };
     let mut notes: String = (1..=STACKS).fold(String::new(), |mut notes, stack| {
-        let _ = write!(notes, "frame {stack} {stack} layer{stack} /home/me/model.py;stack {stack} {stack};");
+        let _ = write!(notes, "frame {stack} {stack} layer{stack} /data/me/model.py;stack {stack} {stack};");
         notes
     });
     notes.pop();
@@ -82,7 +82,7 @@ fn sums_of_a_long_file_are_exact() {
     assert!((190_000.0..=200_000.0).contains(&kept), "{kept}");
     assert!(browser.text("document.getElementById('summed').textContent").contains("largest of 240,000"));
 
-    // What is live after marks, and what is kept between two of them.
+    // Live memory after marks, and memory kept between two of them.
     let total = |of: &str| {
         format!(
             "[...millpond.run.{of}.values()].reduce(([a, b], {{ bytes, blocks }}) => \
@@ -151,7 +151,7 @@ fn times_of_blocks(browser: &mut Browser) {
     assert_eq!(wrong, json!([]));
 }
 
-/// Checks what is kept from before the first event on.
+/// Checks the memory kept from before the first event on.
 fn from_the_start(browser: &mut Browser, blocks: &[Block], kept: &str) {
     let peak = browser.number("millpond.run.peak") as usize;
     let is_live = |block: &&Block| block.start <= peak && peak < block.end;
