@@ -14,8 +14,8 @@ use std::time::Duration;
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Options {
-    /// The time after which the search stops with its best placement. Sorting the blocks and a best fit always
-    /// finish, and so does the first skyline of at most 16,384 blocks.
+    /// The time after which the search stops with its best placement. Sorting the blocks and a best fit
+    /// always finish, and so does the first skyline of at most 16,384 blocks.
     pub time: Duration,
     /// The most rounds of search, after the first placements, for one piece of the problem. If there is time
     /// for all rounds, the result depends on the seed alone.

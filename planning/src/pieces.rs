@@ -16,7 +16,7 @@ const LOOKS: usize = 64;
 /// A block that is live through a whole piece can lie at the bottom without loss: every other block of the
 /// piece conflicts with it. The rest may fall into pieces with no live block between them, and so on.
 ///
-/// Once it is late, what is not divided yet stays undivided.
+/// Once it is late, the rest stays undivided.
 pub(crate) fn divide(
     problem: &Problem,
     ids: Vec<u32>,

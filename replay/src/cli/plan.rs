@@ -151,8 +151,8 @@ fn write(
     {
         let (pool, planned, shown) = (format_bytes(pool), format_bytes(planned), output.display());
         return Ok(Some(format!(
-            "{shown}: no plan is written, because cuda+pool takes {pool} for this file and {planned} with the \
-             plan; use cuda+pool"
+            "{shown}: no plan is written, because cuda+pool takes {pool} for this file and {planned} with \
+             the plan; use cuda+pool"
         )));
     }
     let content = plan.map(ToString::to_string).or_else(|| placed.csv().map(str::to_owned));

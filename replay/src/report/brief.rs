@@ -7,7 +7,8 @@ use millpond_core::format_bytes;
 use millpond_engine::text::thousands;
 
 use super::advice::{self, Advice};
-use super::table::{Ran, ns_per_op, ratio, table_of};
+use super::cells::{ns_per_op, ratio, table_of};
+use super::ran::Ran;
 use crate::compare::{Comparison, StackFigures, StackReport};
 
 /// The most stacks that the table shows.

@@ -2,6 +2,7 @@
 
 mod advice;
 mod brief;
+mod cells;
 pub mod csv;
 pub mod json;
 mod ran;

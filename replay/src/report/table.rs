@@ -3,11 +3,12 @@
 
 use std::io::{self, Write};
 
-use comfy_table::{CellAlignment, ContentArrangement, Table, presets};
+use comfy_table::Table;
 use millpond_core::{LadderCounts, format_bytes};
 use millpond_engine::text::{counted, thousands};
 
-use super::ran::figures;
+use super::cells::{ns_per_op, ratio, table_of};
+use super::ran::{Ran, figures};
 use super::{Reporter, advice, brief};
 use crate::compare::{Comparison, StackFigures, StackReport, StackResult};
 
@@ -35,8 +36,6 @@ const LINE_WIDTH: usize = 100;
 
 /// Stacks are equally fast if their times differ by less than this ratio.
 const NOISE: f64 = 1.1;
-
-pub(super) type Ran<'a> = [(&'a StackReport, &'a StackFigures)];
 
 pub(super) struct TableReporter<W> {
     out: W,
@@ -197,17 +196,6 @@ fn details(ran: &Ran<'_>) -> Table {
     table_of(DETAILS_HEADER.to_vec(), rows)
 }
 
-pub(super) fn table_of(header: Vec<&str>, rows: impl Iterator<Item = Vec<String>>) -> Table {
-    let mut table = Table::new();
-    table.load_style(presets::ASCII_MARKDOWN).set_content_arrangement(ContentArrangement::Disabled);
-    table.set_header(header);
-    table.add_rows(rows);
-    for column in table.column_iter_mut().skip(1) {
-        column.set_cell_alignment(CellAlignment::Right);
-    }
-    table
-}
-
 fn write_driver_calls(out: &mut impl Write, ran: &Ran<'_>) -> io::Result<()> {
     writeln!(out, "\ndriver calls by kind, first pass")?;
     let width = ran.iter().map(|(stack, _)| stack.spec.len()).max().unwrap_or(0);
@@ -323,14 +311,6 @@ fn winners(ran: &Ran<'_>) -> Option<String> {
     let Some(fastest) = fastest else { return Some(memory) };
     let least_time = names(&|figures| figures.ns_per_op_best.is_some_and(|ns| ns <= fastest * NOISE));
     Some(format!("{memory}; least time: {least_time} ({fastest:.0} ns/op)"))
-}
-
-pub(super) fn ratio(ratio: Option<f64>) -> String {
-    ratio.map_or("-".to_owned(), |ratio| format!("{ratio:.3}"))
-}
-
-pub(super) fn ns_per_op(ns: Option<f64>) -> String {
-    ns.map_or("-".to_owned(), |ns| format!("{ns:.0}"))
 }
 
 fn ladder(counts: LadderCounts) -> String {
