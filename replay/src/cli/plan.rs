@@ -167,6 +167,9 @@ pub(super) fn run(args: &PlanArgs, mut out: impl Write) -> Result<Verdict, Failu
     let began = Instant::now();
     args.source.refuse_overwrite(args.output.as_deref())?;
     let (recording, rows) = args.source.import_with_rows()?;
+    recording
+        .require_blocks()
+        .map_err(|why| Error::invalid_argument(format!("{}: {why}", recording.file())))?;
     if args.output.is_some() {
         refuse_incomplete(&recording)?;
     }

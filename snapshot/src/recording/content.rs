@@ -221,7 +221,7 @@ impl Recording {
     ///
     /// # Errors
     /// It has only sums, or only failed requests.
-    pub(crate) fn require_blocks(&self) -> Result<(), String> {
+    pub fn require_blocks(&self) -> Result<(), String> {
         match self.has_sums_only() || self.has_failures_only() {
             true => {
                 Err("does not say which blocks were live; `millpond-replay explain` shows its sums"
