@@ -275,9 +275,7 @@ fn text(recording: &Recording, output: Option<&Path>, out: &mut impl Write) -> i
     }
     let blocks = number_of(sums.live_blocks, "block");
     if let Some(bounds) = bounds {
-        let (apart, host_order) = (format_bytes(bounds.stream_safe), format_bytes(bounds.host_order));
-        let text = format!("{apart} with streams apart, {host_order} in the order of the host's calls");
-        line("least", format!("{text}, for any allocator"))?;
+        line("least", format!("{bounds}, for any allocator"))?;
     }
     line("at the end", format!("{blocks} ({}) live", format_bytes(sums.live_bytes)))?;
     match recording.check() {

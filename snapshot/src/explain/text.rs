@@ -7,6 +7,7 @@ use millpond_engine::text::{number_of, plain};
 
 use super::explanation::{Diagnosis, Explained, Explanation, Occasion, Verdict};
 use super::holders::{Holder, HolderFrame};
+use crate::placement::Bounds;
 
 /// How many lines of the user are printed of a stack, unless all frames are.
 const LINES: usize = 3;
@@ -88,19 +89,11 @@ pub fn print(explanation: &Explanation, style: Style, out: &mut impl Write) -> i
         writeln!(out, "{problem}THE EVENTS CONTRADICT THE FILE'S STATE{end}; first difference: {first}")?;
     }
     let bounds = explanation.bound_host_order.zip(explanation.bound_stream_safe);
-    if let Some((host_order, apart)) = bounds.filter(|_| !failures_only) {
-        let least = match host_order == apart {
-            true => format_bytes(apart).to_string(),
-            false => format!(
-                "{} with streams apart, {} in the order of the host's calls",
-                format_bytes(apart),
-                format_bytes(host_order)
-            ),
-        };
+    if let Some((host_order, stream_safe)) = bounds.filter(|_| !failures_only) {
         let reserved = sums.peak_reserved_bytes;
         let reserved = reserved
             .map_or(String::new(), |reserved| format!("; reserved at most {}", format_bytes(reserved)));
-        writeln!(out, "any allocator needs at least {least}{reserved}")?;
+        writeln!(out, "any allocator needs at least {}{reserved}", Bounds { host_order, stream_safe })?;
     }
     writeln!(out)?;
     for diagnosis in &explanation.diagnoses {

@@ -5,6 +5,7 @@ use std::io::{self, Write};
 use millpond_core::format_bytes;
 
 use super::{Check, Gate, Quantity};
+use crate::placement::Bounds;
 
 impl Check {
     fn shown(&self, value: Option<f64>) -> String {
@@ -46,15 +47,10 @@ pub fn text(gate: &Gate, out: &mut impl Write) -> io::Result<()> {
     for doubt in &gate.doubts {
         writeln!(out, "  note: {}", plain(&doubt.text))?;
     }
-    let (Some(apart), Some(host_order)) = (gate.bound_stream_safe, gate.bound_host_order) else {
+    let (Some(stream_safe), Some(host_order)) = (gate.bound_stream_safe, gate.bound_host_order) else {
         return Ok(());
     };
-    let (apart, host_order) = (format_bytes(apart), format_bytes(host_order));
-    writeln!(
-        out,
-        "any allocator needs at least {apart} with streams apart, {host_order} in the order of the host's \
-         calls"
-    )
+    writeln!(out, "any allocator needs at least {}", Bounds { host_order, stream_safe })
 }
 
 /// Prints a Markdown table, as for `GITHUB_STEP_SUMMARY`.

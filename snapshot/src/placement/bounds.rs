@@ -1,6 +1,8 @@
 //! Lower bounds for the blocks of a recording.
 
-use millpond_core::ALLOCATION_ALIGNMENT;
+use std::fmt;
+
+use millpond_core::{ALLOCATION_ALIGNMENT, format_bytes};
 use millpond_planning::ProblemError;
 use rustc_hash::FxHashMap;
 
@@ -14,6 +16,16 @@ pub struct Bounds {
     pub host_order: u64,
     /// If streams never share addresses.
     pub stream_safe: u64,
+}
+
+impl fmt::Display for Bounds {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (host_order, apart) = (format_bytes(self.host_order), format_bytes(self.stream_safe));
+        match self.host_order == self.stream_safe {
+            true => write!(f, "{apart}"),
+            false => write!(f, "{apart} with streams apart, {host_order} in the order of the host's calls"),
+        }
+    }
 }
 
 /// Returns the bounds at CUDA's own alignment; `None` if all sizes together exceed 64 bits.

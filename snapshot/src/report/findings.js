@@ -36,9 +36,8 @@ function ledger(explanation, parent) {
   }));
   const { bound_host_order: shared, bound_stream_safe: apart } = explanation;
   if (apart !== null) {
-    const text = `Any allocator needs at least ${inBytes(apart)} with streams apart, ${inBytes(shared)} in ` +
-      "the order of the host's calls.";
-    element("p", text, parent);
+    const shares = ` with streams apart, ${inBytes(shared)} in the order of the host's calls`;
+    element("p", `Any allocator needs at least ${inBytes(apart)}${shared === apart ? "" : shares}.`, parent);
   }
   for (const { text } of explanation.not_known) element("p", `Not known: ${text}`, parent).className = "hint";
 }

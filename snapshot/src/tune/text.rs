@@ -8,6 +8,7 @@ use millpond_engine::text::{number_of, plain};
 use super::attempt::PAGE;
 use super::{Tried, Tuned};
 use crate::fidelity::LACKS_LIMIT;
+use crate::placement::Bounds;
 
 /// Prints the result for people.
 ///
@@ -18,12 +19,8 @@ pub fn print(tuned: &Tuned, out: &mut impl Write) -> io::Result<()> {
     let (allocations, streams) =
         (number_of(*allocations, "allocation"), number_of(*streams as u64, "stream"));
     writeln!(out, "{}: {}, {allocations}, {streams}", plain(file), plain(format))?;
-    writeln!(
-        out,
-        "any allocator needs at least {} with streams apart, {} in the order of the host's calls",
-        format_bytes(tuned.bound_stream_safe),
-        format_bytes(tuned.bound_host_order)
-    )?;
+    let (host_order, stream_safe) = (tuned.bound_host_order, tuned.bound_stream_safe);
+    writeln!(out, "any allocator needs at least {}", Bounds { host_order, stream_safe })?;
     if let Some(fidelity) = &tuned.fidelity {
         let (same, all) = (fidelity.same_address, fidelity.allocations);
         writeln!(out, "the model puts {same} of {} at PyTorch's addresses", number_of(all, "block"))?;
