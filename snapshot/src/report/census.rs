@@ -335,3 +335,37 @@ impl<'a, 't> Counter<'a, 't> {
         census
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::import;
+
+    #[test]
+    fn a_block_is_temporary_by_the_allocations_of_its_own_thread() {
+        // Thread 1 makes one allocation in the life of 0xa00, and two in the life of 0xc00.
+        let rows = [
+            "1,0,allocate,0xa00,100,0",
+            "2,0,allocate,0xb00,200,0",
+            "1,0,allocate,0xc00,300,0",
+            "1,0,free,0xa00,100,0",
+            "1,0,allocate,0xd00,400,0",
+            "1,0,allocate,0xe00,500,0",
+            "2,0,free,0xc00,300,0",
+        ];
+        let csv = format!("Thread,Time,Action,Pointer,Size,Stream\n{}\n", rows.join("\n"));
+        let recording = import::read("log", csv.as_bytes(), &import::Options::default()).unwrap();
+        let mut texts = Texts::default();
+        let census = Census::of(&recording, &mut texts, 1, 5);
+        let of_thread = |thread| {
+            let lanes = recording.lanes();
+            *census.origins.iter().find(|origin| lanes[origin.lane as usize].thread == thread).unwrap()
+        };
+        let first = of_thread(1);
+        assert_eq!(first.temporary.map(|sum| (sum.blocks, sum.bytes)), [(1, 100), (2, 400), (2, 400)]);
+        assert_eq!((first.all.blocks, first.all.bytes, first.freed, first.life), (4, 1300, 2, 7));
+        assert_eq!((first.at_peak.bytes, first.at_end.bytes, of_thread(2).at_end.bytes), (1200, 900, 200));
+        assert_eq!((census.peak, census.ends), (5, vec![3, 7, 6, 7, 7]));
+        assert_eq!(census.group_peaks, [1400]);
+    }
+}
