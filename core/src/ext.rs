@@ -122,7 +122,7 @@ pub trait DeviceMemoryResourceExt: DeviceMemoryResource {
     /// Puts a layer on top of this resource. The layer that is added last is the outermost.
     ///
     /// # Errors
-    /// The errors of the layer, for instance because a pool cannot reserve its first region.
+    /// Returns the layer's error, for example if a pool cannot reserve its first region.
     fn layer<L: Layer<Self>>(self, layer: L) -> Result<L::Resource>
     where
         Self: Sized,

@@ -1,8 +1,8 @@
 //! Tells watchers, such as the adaptor `recording`, when a pool takes memory from its upstream and when it
 //! returns memory.
 //!
-//! A pool reports a segment after the calls that allocated or freed it. The pool holds no lock at that time.
-//! Without a watcher, a report costs the load of one number.
+//! A pool reports a segment after it has allocated or freed the segment, and holds no lock during the report.
+//! If there is no watcher, a report only reads one atomic counter.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};

@@ -61,7 +61,9 @@ class TorchStream(Protocol):
 
 
 class NumbaStream(Protocol):
-    """A stream of Numba. Its `handle` is the handle as a number, or a ctypes object with a `value`.
+    """A stream of Numba.
+
+    Its attribute `handle` is the `cudaStream_t`: a number, or a ctypes object whose `value` is the number.
 
     Example:
         >>> from millpond.typing import NumbaStream

@@ -42,7 +42,7 @@ pub unsafe trait HostMemoryResource: Any + Debug + Display {
     unsafe fn deallocate(&self, ptr: NonNull<u8>, layout: Layout);
 }
 
-/// An allocator for the host, over a stack whose memory the host can access.
+/// Allocates memory for host code from a stack. The host must be able to access the stack's memory.
 ///
 /// It allocates and frees blocks on a separate stream, on which no other work runs. So a call waits for
 /// earlier device work on the same memory, but not for other work.

@@ -190,7 +190,7 @@ impl Trace<'_> {
         if self.events.is_empty() {
             return Err(Refusal::new(if self.host > 0 {
                 format!(
-                    "is a trace for Chrome or Perfetto with memory events of the host only; {PROFILE_AGAIN}"
+                    "is a trace for Chrome or Perfetto with memory events only for the host; {PROFILE_AGAIN}"
                 )
             } else {
                 format!("is a trace for Chrome or Perfetto without memory events; {PROFILE_AGAIN}")
