@@ -228,15 +228,18 @@ impl OutOfMemoryReport {
         self.held_bytes.saturating_sub(self.live_bytes)
     }
 
-    /// Adds the device's memory. If the device has too few free bytes for the request, also adds the number
-    /// of missing bytes and a remedy.
+    /// Adds the device's memory; set `held_bytes` first. If the device has too few free bytes for the
+    /// request, also adds the number of missing bytes, and a remedy if others hold memory.
     pub fn note_device(&mut self, device: Option<MemoryInfo>) {
         self.device = device;
         let Some(MemoryInfo { free, total }) = device else { return };
         let short = self.requested_bytes.saturating_sub(free);
         if short > 0 && self.requested_bytes <= total {
             self.short_bytes = Some(short);
-            self.remedies.push(Remedy::free_device_memory(short, total.saturating_sub(free), false));
+            let others = total.saturating_sub(free).saturating_sub(self.held_bytes);
+            if others > 0 {
+                self.remedies.push(Remedy::free_device_memory(short, others, false));
+            }
         }
     }
 

@@ -749,7 +749,7 @@ class LoggingResourceAdaptor(UpstreamResourceAdaptor):
             raise TypeError("Argument `upstream_mr` must not be None")
         name = log_file_name or os.environ.get("MILLPOND_LOG_FILE") or os.environ.get("RMM_LOG_FILE")
         if not name:
-            raise ValueError("no file is named for the log; pass `log_file_name`, or set MILLPOND_LOG_FILE")
+            raise ValueError("no file is named for the log; pass `log_file_name`, or set RMM_LOG_FILE")
         self._on(upstream_mr, "logging", file=_device_file(name, upstream_mr.device))
 
     def flush(self) -> None:

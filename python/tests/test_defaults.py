@@ -309,7 +309,7 @@ def test_the_context_notices_another_resource():
     with statistics.statistics():
         buffer = millpond.DeviceBuffer(size=100)
         assert statistics.get_statistics().current_bytes == 100
-    with pytest.raises(ValueError, match="changed"):
+    with pytest.raises(ValueError, match="replaced"):
         with statistics.statistics():
             mr.set_current_device_resource(mr.CudaMemoryResource())
     assert len(buffer) == 100

@@ -21,7 +21,7 @@ use millpond::stack::StackSpec;
 use millpond::watch::{self, ProgramMemory};
 use millpond::{
     AnyResource, DeviceMemoryResource, DeviceMemoryResourceExt, Driver, DriverHandle, LayerMemory,
-    ReportsMemory, StreamRef, Traits, forward_to_upstream,
+    MemoryReport, ReportsMemory, StreamRef, Traits, forward_to_upstream,
 };
 use millpond_testkit::{Rng, own_process};
 
@@ -84,7 +84,16 @@ fn check(answer: &ProgramMemory, stack: &AnyResource) {
     let [of] = &answer.stacks[..] else { panic!("{answer:?}") };
     let mut expected = stack.memory_report();
     expected.device_memory = None;
-    assert_eq!((&of.report, &answer.errors[..]), (&expected, &[][..]));
+    let mut report = of.report.clone();
+    // Long backtraces are cut.
+    let holders = |report: &mut MemoryReport| -> Vec<String> {
+        let holders = report.layers.iter_mut().flat_map(|layer| &mut layer.holders);
+        holders.filter_map(|holder| holder.backtrace.take()).collect()
+    };
+    let (whole, cut) = (holders(&mut expected), holders(&mut report));
+    assert_eq!(whole.len(), cut.len());
+    assert!(whole.iter().zip(&cut).all(|(whole, cut)| whole.starts_with(cut)), "{cut:?}");
+    assert_eq!((report, &answer.errors[..]), (expected, &[][..]));
     let map = stack.memory_map().expect("the pool knows its blocks");
     let found = of.fragmentation.as_ref().expect("the pool knows its blocks");
     let live: u64 = map.live_blocks().map(|block| block.bytes).sum();
@@ -148,7 +157,7 @@ fn a_stack_with_a_recording_tells_its_call_sites() {
         let [holder] = &answer.stacks[0].report.layers[0].holders[..] else { panic!("{answer:?}") };
         assert_eq!((holder.blocks, holder.bytes), (3, 3000));
         let backtrace = holder.backtrace.as_ref().unwrap();
-        assert!(backtrace.contains("watch::hold"), "{backtrace}");
+        assert!(backtrace.contains("hold"), "{backtrace}");
     });
 }
 
@@ -175,8 +184,9 @@ fn without_the_variable_there_is_neither_thread_nor_file() {
         }
         let folder = turn_on();
         let stack = build("cuda+pool", &device());
-        assert!(threads().contains(&"millpond-watch\n".to_owned()), "{:?}", threads());
         check(&own(&folder), &stack);
+        // A thread names itself, so it has its name when it answers.
+        assert!(threads().contains(&"millpond-watch\n".to_owned()), "{:?}", threads());
     });
 }
 

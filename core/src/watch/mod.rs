@@ -10,8 +10,9 @@
 //! | `1` | `$XDG_RUNTIME_DIR/millpond`, or else `millpond-UID` in the folder for temporary files |
 //! | a path with a `/` | that folder |
 //!
-//! Only the user who runs the process, and root, can connect. The socket is named after the process, as in `4213.sock`, and
-//! is removed at the end of the process. A forked child opens its own socket when it builds its first stack.
+//! Only the user who runs the process, and root, can connect. The socket is named after the process, as in
+//! `4213.sock`, and is removed at the end of the process. A forked child opens its own socket when it builds
+//! its first stack.
 //!
 //! These stacks are watched: the default resource of each device, every stack that is built from text, every
 //! resource of the C library and of the Python package, and each resource that [`add`] is called for. A stack

@@ -9,7 +9,7 @@
 
 use std::hash::Hash;
 
-use rustc_hash::{FxHashMap, FxHashSet};
+use foldhash::{HashMap, HashSet};
 
 use super::Flaws;
 
@@ -32,8 +32,8 @@ const MOST_FREED: usize = 1 << 20;
 /// ```
 #[derive(Debug)]
 pub struct LiveBlocks<K, B> {
-    live: FxHashMap<K, (u64, B)>,
-    freed: FxHashSet<K>,
+    live: HashMap<K, (u64, B)>,
+    freed: HashSet<K>,
     flaws: Flaws,
 }
 
@@ -51,7 +51,7 @@ pub enum Freed<B> {
 
 impl<K, B> Default for LiveBlocks<K, B> {
     fn default() -> Self {
-        Self { live: FxHashMap::default(), freed: FxHashSet::default(), flaws: Flaws::default() }
+        Self { live: HashMap::default(), freed: HashSet::default(), flaws: Flaws::default() }
     }
 }
 

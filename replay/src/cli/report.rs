@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::Args;
+use millpond_core::Error;
 use millpond_core::stack::{LayerTable, StackSpec};
 use millpond_driver::DeviceSpec;
 use millpond_snapshot::explain;
@@ -71,6 +72,9 @@ pub(super) fn run(args: &ReportArgs, table: &LayerTable, mut out: impl Write) ->
         reads.refuse_output("the page", &args.output)?;
     }
     let recording = args.source.import()?;
+    recording
+        .require_blocks()
+        .map_err(|why| Error::invalid_argument(format!("{}: {why}", recording.file())))?;
     let other = args.other.as_deref().map(|path| args.source.import_also(path)).transpose()?;
     let explanation = explain::explain(&recording, None);
     let plan_time = args.plan_time.unwrap_or(if recording.len() > MANY_EVENTS { 0 } else { PLAN_TIME });

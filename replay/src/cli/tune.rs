@@ -57,5 +57,5 @@ pub(super) fn run(args: &TuneArgs, table: &LayerTable, mut out: impl Write) -> R
             writeln!(out)?;
         }
     }
-    Ok(if tuned.best.is_some() { Verdict::Fine } else { Verdict::StackFailed })
+    Ok(if tuned.best_of_all.is_some() { Verdict::Fine } else { Verdict::StackFailed })
 }

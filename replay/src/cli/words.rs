@@ -99,7 +99,7 @@ mod tests {
     #[test]
     fn without_a_budget_the_error_says_how_one_is_made() {
         let error = of("gate a.pickle").unwrap_err();
-        assert!(error.contains("--budget <BUDGET.toml>") && error.contains("--write` makes"), "{error}");
+        assert!(error.contains("--budget <BUDGET.toml>") && error.contains("--write` creates"), "{error}");
     }
 
     #[test]

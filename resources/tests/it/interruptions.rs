@@ -20,7 +20,7 @@ use crate::looks::validate_pools;
 const MIB: u64 = 1 << 20;
 const SEEDS: u64 = if cfg!(miri) { 1 } else { 20 };
 const STEPS: u64 = if cfg!(miri) { 40 } else { 400 };
-/// Small blocks, of which a few fill a span, and large blocks. About 30 of them fill the device.
+/// Small blocks (a few fill a span) and large blocks. About 30 of them fill the device.
 const SIZES: [u64; 7] = [SMALL, SMALL, SMALL, SMALL, SMALL, 2 * MIB, 4 * MIB];
 /// The largest block that comes from a span, over pages too.
 const SMALL: u64 = 128 << 10;

@@ -7,7 +7,7 @@ use millpond_engine::text::number_of;
 
 use super::explanation::{Diagnosis, Explained, Occasion};
 use super::failure;
-use super::fixes::{expandable, round_up};
+use super::fixes::expandable;
 use super::holders::{self, HOLDERS};
 use super::leak;
 use crate::recording::{EventKind, Id, Moment, Recording, Sums};
@@ -92,8 +92,7 @@ fn growth(recording: &Recording, sums: &Sums, peak: &Explained) -> Option<Diagno
             number_of(sizes.len() as u64, "different size")
         ),
     ];
-    let mut fixes = expandable(recording);
-    fixes.extend(round_up(recording));
+    let fixes = expandable(recording);
     Some(Diagnosis {
         code: "reserved_beyond_need",
         what: "the allocator reserved much more than the program ever used at once".to_owned(),

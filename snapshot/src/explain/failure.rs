@@ -9,7 +9,7 @@ use millpond_engine::text::number_of;
 use super::explanation::{Diagnosis, Explained};
 use super::fixes::{expandable, raise_limit};
 use super::holders::{self, HOLDERS, Holder};
-use super::settings;
+use super::{leak, settings};
 use crate::peers::torch::model::DEFAULT_POOL;
 use crate::peers::torch::settings::Settings;
 use crate::recording::{EventKind, LiveBlock, Moment, Recording, Segment};
@@ -24,6 +24,10 @@ pub(super) const BEYOND_ANY_DEVICE: u64 = 16 << 40;
 
 /// With at least this number of live blocks of one line, the program may keep old ones by accident.
 const MANY_BLOCKS: u64 = 8;
+
+/// Memory that only grows counts as kept if the program frees at least one of this many blocks. A program
+/// that only loads data frees fewer.
+const LEAST_FREES: u64 = 4;
 
 /// The most bytes that CUDA's context and a few libraries usually take.
 const OF_CUDA: u64 = 2 << 30;
@@ -125,7 +129,7 @@ fn lost_to_rounding(
 /// Returns changes of the program that make it fit, as far as its stacks tell.
 fn savings(recording: &Recording, explained: &Explained) -> Vec<String> {
     let mut fixes = vec![
-        "use less memory in the code of the call stacks above: a smaller batch, checkpointing, offloading"
+        "use less memory in the code that holds the most: a smaller batch, checkpointing, offloading"
             .to_owned(),
     ];
     let active = explained.ledger.active_bytes;
@@ -192,13 +196,22 @@ fn does_not_fit(
         let fixes = vec!["look with `nvidia-smi` for other processes on this GPU, and end them".to_owned()];
         return with_holders("outside", what, evidence, explained, fixes);
     }
+    let grew = leak::growth(recording, LEAST_FREES);
+    let only_grew = grew.map_or(String::new(), |(first, last)| {
+        format!("live memory only grew, from {} to {}; ", bytes(first), bytes(last))
+    });
     let what = format!(
-        "the program does not fit: {} in use and {} requested; saving all the memory that the allocator \
-         wastes would not be enough",
+        "the program does not fit: {only_grew}{} in use and {} requested are more than the device has, even \
+         without any waste of the allocator",
         bytes(explained.ledger.active_bytes),
         bytes(wanted)
     );
-    with_holders("does_not_fit", what, evidence, explained, savings(recording, explained))
+    let mut fixes = savings(recording, explained);
+    if grew.is_some() && fixes.len() > 1 {
+        // The blocks that the program keeps come first.
+        fixes.swap(0, 1);
+    }
+    with_holders("does_not_fit", what, evidence, explained, fixes)
 }
 
 /// Names a failed request.
@@ -371,7 +384,13 @@ fn fragmentation(
     let unused = format_bytes(explained.ledger.unused_bytes());
     Diagnosis {
         code: "fragmentation",
-        what: format!("{unused} were free, but in pieces that were too small: fragmentation"),
+        what: match recording.has_sums_only() {
+            true => format!(
+                "{unused} were free in the allocator, but not for this request: fragmentation, or memory of \
+                 another stream"
+            ),
+            false => format!("{unused} were free, but in pieces that were too small: fragmentation"),
+        },
         evidence,
         holders: holders::by_stack(recording, blocks, HOLDERS),
         fixes: expandable(recording),

@@ -48,19 +48,12 @@ pub(super) fn expandable(recording: &Recording) -> Vec<String> {
         _ => vec![
             "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True".to_owned(),
             format!(
-                "{}expandable segments do not work with vLLM's sleep mode, or if a library replaces PyTorch's \
-                 allocator",
+                "{}expandable segments do not work with vLLM's sleep mode, or if a library replaces \
+                 PyTorch's allocator",
                 if recording.has_sums_only() { "" } else { check }
             ),
         ],
     }
-}
-
-/// Returns the line for a program whose sizes repeat little, if its allocator has such a setting.
-pub(super) fn round_up(recording: &Recording) -> Option<String> {
-    let line =
-        "or, if most requests have different sizes: PYTORCH_CUDA_ALLOC_CONF=roundup_power2_divisions:8";
-    (Allocator::of(recording) != Allocator::Millpond).then(|| line.to_owned())
 }
 
 /// Returns the line that raises the limit of the allocator.
@@ -108,6 +101,5 @@ mod tests {
             let all = format!("{fixes}; {raise}");
             assert!(is_of_pytorch || !all.contains("PYTORCH") && !all.contains("torch."), "{all}");
         }
-        assert_eq!(round_up(&recording(Source::PYTORCH, &[stacks])), None);
     }
 }

@@ -77,9 +77,9 @@ struct Part {
     frees: u64,
 }
 
-/// Finds a leak by the lows of live memory: each part's low is above the previous one, although the program
-/// frees at least half as many blocks as it allocates. A program that only loads data frees fewer.
-fn by_part(recording: &Recording) -> Option<Diagnosis> {
+/// Returns the lows of live memory in the first and the last part that count, if each part's low is above the
+/// previous one, and the program frees at least one of `frees_of` blocks that it allocates.
+pub(super) fn growth(recording: &Recording, frees_of: u64) -> Option<(u64, u64)> {
     let events = recording.len();
     if events < PARTS * LEAST_EVENTS {
         return None;
@@ -97,10 +97,16 @@ fn by_part(recording: &Recording) -> Option<Diagnosis> {
     let counted = &parts[FIRST_PARTS..];
     let (first, last) = (counted.first()?.low, counted.last()?.low);
     let rises = counted.windows(2).all(|pair| pair[1].low > pair[0].low);
-    let frees = counted.iter().all(|part| part.frees > 0 && 2 * part.frees >= part.allocations);
-    if !rises || !frees || ((last - first) as f64) < LEAST_SHARE * last as f64 {
-        return None;
-    }
+    let frees = counted.iter().all(|part| part.frees > 0 && frees_of * part.frees >= part.allocations);
+    let is_much = || (last - first) as f64 >= LEAST_SHARE * last as f64;
+    (rises && frees && is_much()).then_some((first, last))
+}
+
+/// Finds a leak by the lows of live memory: each part's low is above the previous one, although the program
+/// frees at least half as many blocks as it allocates. A program that only loads data frees fewer.
+fn by_part(recording: &Recording) -> Option<Diagnosis> {
+    let (first, last) = growth(recording, 2)?;
+    let events = recording.len();
     let since = FIRST_PARTS * events / PARTS;
     let moment = recording.moment(usize::MAX);
     let kept = moment.blocks().iter().filter(|block| block.event >= since);

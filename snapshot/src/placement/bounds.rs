@@ -2,9 +2,9 @@
 
 use std::fmt;
 
+use foldhash::HashMap;
 use millpond_core::{ALLOCATION_ALIGNMENT, format_bytes};
 use millpond_planning::ProblemError;
-use rustc_hash::FxHashMap;
 
 use crate::recording::{EventKind, Recording};
 
@@ -48,8 +48,8 @@ impl Load {
 }
 
 /// Computes the bounds in one pass, without a problem for the planner. They equal
-/// [`millpond_planning::bounds`] without orders between streams: the peak of all live memory, and the sum of the
-/// peaks of the streams.
+/// [`millpond_planning::bounds`] without orders between streams: the peak of all live memory, and the sum of
+/// the peaks of the streams.
 ///
 /// # Errors
 /// The alignment is 0, or all sizes together exceed 64 bits.
@@ -57,11 +57,11 @@ pub(crate) fn bounds_of(recording: &Recording, alignment: u64) -> Result<Bounds,
     if alignment == 0 {
         return Err(ProblemError::ZeroAlignment);
     }
-    let mut numbers: FxHashMap<_, usize> = FxHashMap::default();
+    let mut numbers: HashMap<_, usize> = HashMap::default();
     let mut loads: Vec<Load> = Vec::new();
     let (mut all, mut total) = (Load::default(), 0_u64);
     // By address: the rounded size and the stream's number.
-    let mut live: FxHashMap<u64, (u64, usize)> = FxHashMap::default();
+    let mut live: HashMap<u64, (u64, usize)> = HashMap::default();
     for event in recording.events() {
         let is_request = matches!(event.kind, EventKind::Allocate | EventKind::AllocateFailure);
         if !is_request && event.kind != EventKind::Free {

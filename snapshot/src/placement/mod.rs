@@ -7,9 +7,9 @@ mod text;
 
 use std::time::Instant;
 
+use foldhash::{HashMap, HashSet};
 use millpond_core::ALLOCATION_ALIGNMENT;
 use millpond_planning::{Block, Fit, MinimallocCsv, Options, Plan, Problem, ProblemError};
-use rustc_hash::{FxHashMap, FxHashSet};
 use serde::Serialize;
 
 use crate::recording::{EventKind, Recording, Unknown};
@@ -148,7 +148,7 @@ impl Placement {
         csv: &MinimallocCsv,
         request: &Request,
     ) -> Result<Self, ProblemError> {
-        let streams: FxHashSet<u64> = csv.rows().iter().map(|row| row.stream).collect();
+        let streams: HashSet<u64> = csv.rows().iter().map(|row| row.stream).collect();
         let placement = Self::of_blocks(recording, csv.blocks(), 0, request)?;
         let offsets = placement.placed.iter().flatten().map(|(_, offset)| *offset).collect::<Vec<_>>();
         Ok(Self {
@@ -251,8 +251,8 @@ fn search(
 /// Returns the blocks of a recording, and how many of them are failed requests. Births and deaths are event
 /// numbers. A block that is never freed lives to the end.
 fn blocks_of(recording: &Recording) -> (Vec<Block>, usize) {
-    let mut streams: FxHashMap<_, u64> = FxHashMap::default();
-    let mut live: FxHashMap<u64, usize> = FxHashMap::default();
+    let mut streams: HashMap<_, u64> = HashMap::default();
+    let mut live: HashMap<u64, usize> = HashMap::default();
     let mut blocks: Vec<Block> = Vec::new();
     let mut failed = 0;
     let end = recording.len() as u64;

@@ -3,13 +3,13 @@
 use std::fmt::Write as _;
 use std::io::{self, Write};
 
+use foldhash::HashMap;
 use millpond_core::{ALLOCATION_ALIGNMENT, format_bytes};
 use millpond_engine::log::StreamKey;
 use millpond_engine::text::counted;
 use millpond_planning::{
     Block, LogHash, PlanParts, PlannedAllocation, PlannedSlot, ProblemError, ProgramPlan, ProgramPlanError,
 };
-use rustc_hash::FxHashMap;
 use sha2::{Digest, Sha256};
 
 use super::{Placement, Request};
@@ -123,8 +123,8 @@ pub fn print_plan(plan: &ProgramPlan, out: &mut impl Write) -> io::Result<()> {
 /// calls before it, and the number of calls before its free, or `-`. Calls are these allocations and their
 /// frees.
 fn program(recording: &Recording) -> (Vec<Made>, LogHash) {
-    let mut streams: FxHashMap<StreamKey, u32> = FxHashMap::default();
-    let mut live: FxHashMap<u64, usize> = FxHashMap::default();
+    let mut streams: HashMap<StreamKey, u32> = HashMap::default();
+    let mut live: HashMap<u64, usize> = HashMap::default();
     let mut made: Vec<Made> = Vec::new();
     let mut calls: Vec<(u64, u64, Option<u64>)> = Vec::new();
     let mut count = 0;

@@ -1,13 +1,13 @@
 //! The live bytes after each event.
 
-use rustc_hash::FxHashMap;
+use foldhash::HashMap;
 
 use super::{Event, EventKind, Recording};
 
 impl Recording {
     /// Returns each event with the requested bytes that are live after it.
     pub(crate) fn live_bytes(&self) -> impl Iterator<Item = (&Event, u64)> {
-        let mut blocks: FxHashMap<u64, u64> = FxHashMap::default();
+        let mut blocks: HashMap<u64, u64> = HashMap::default();
         let mut live = 0_u64;
         self.events().map(move |event| {
             match event.kind {

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use rustc_hash::FxHashMap;
+use foldhash::HashMap;
 
 use super::{Event, EventKind, Id, Lane, Recording, Source};
 
@@ -86,13 +86,13 @@ pub(crate) struct Walk<'a> {
     next: usize,
     segments: BTreeMap<u64, Segment>,
     /// By address: the number of the allocation, and whether the block is held.
-    blocks: FxHashMap<u64, (usize, bool)>,
+    blocks: HashMap<u64, (usize, bool)>,
 }
 
 impl<'a> Walk<'a> {
     /// Begins before the first event.
     pub(crate) fn new(recording: &'a Recording) -> Self {
-        Self { recording, next: 0, segments: BTreeMap::new(), blocks: FxHashMap::default() }
+        Self { recording, next: 0, segments: BTreeMap::new(), blocks: HashMap::default() }
     }
 
     /// Walks to the event with this number, or to the last one. The walk never goes back.

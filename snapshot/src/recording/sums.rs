@@ -1,6 +1,6 @@
 //! The sums over a recording, which people look at first.
 
-use rustc_hash::FxHashMap;
+use foldhash::HashMap;
 
 use millpond_engine::program::FailedRequests;
 use serde::Serialize;
@@ -54,7 +54,7 @@ impl Recording {
         let streams = self.stream_count() as u64;
         let mut sums = Sums { events: self.len() as u64, streams, ..Sums::default() };
         sums.stacks = self.stack_counts().0 as u64;
-        let mut live: FxHashMap<u64, u64> = FxHashMap::default();
+        let mut live: HashMap<u64, u64> = HashMap::default();
         let mut failed = FailedRequests::default();
         let (mut reserved, mut has_segments, mut peak_reserved) = (0_u64, false, 0);
         for (number, event) in self.events().enumerate() {

@@ -1,6 +1,6 @@
 //! One pass over a recording counts all of its blocks for the page.
 
-use rustc_hash::FxHashMap;
+use foldhash::HashMap;
 
 use super::places::Places;
 use super::texts::Texts;
@@ -217,12 +217,12 @@ struct Counter<'a, 't> {
     census: Census,
     recording: &'a Recording,
     texts: &'t mut Texts<'a>,
-    live: FxHashMap<u64, Live>,
+    live: HashMap<u64, Live>,
     bytes: u64,
     most: u64,
-    numbers: FxHashMap<(Option<Id>, bool, u32), u32>,
+    numbers: HashMap<(Option<Id>, bool, u32), u32>,
     /// The allocations of each thread so far.
-    allocations: FxHashMap<u64, u64>,
+    allocations: HashMap<u64, u64>,
     /// The live bytes of each group.
     groups: Vec<u64>,
 }
@@ -241,8 +241,8 @@ impl<'a, 't> Counter<'a, 't> {
             areas: vec![0; AREAS],
             shapes: vec![(Sum::default(), 0); 64 * 64],
         };
-        let (numbers, allocations) = (FxHashMap::default(), FxHashMap::default());
-        let (live, groups) = (FxHashMap::default(), Vec::new());
+        let (numbers, allocations) = (HashMap::default(), HashMap::default());
+        let (live, groups) = (HashMap::default(), Vec::new());
         Self { census, recording, texts, live, bytes: 0, most: 0, numbers, allocations, groups }
     }
 
@@ -324,7 +324,10 @@ impl<'a, 't> Counter<'a, 't> {
     }
 
     fn finish(mut self) -> Census {
-        for (_, live) in std::mem::take(&mut self.live) {
+        // The map's order differs from run to run.
+        let mut live: Vec<(u64, Live)> = std::mem::take(&mut self.live).into_iter().collect();
+        live.sort_unstable_by_key(|(address, _)| *address);
+        for (_, live) in live {
             self.end(&live, None);
         }
         let mut census = self.census;

@@ -23,7 +23,7 @@ use crate::peers::torch::model::DEFAULT_POOL;
 use crate::placement::{self, Bounds};
 use crate::recording::Recording;
 
-use attempt::{Attempts, MOST, Stopped};
+use attempt::{Attempts, MOST, PAGE, Stopped};
 pub use attempt::{Cost, Smallest};
 pub use candidates::{Candidate, Family};
 pub use text::print;
@@ -168,6 +168,8 @@ pub fn tune(
     table: &LayerTable,
     watch: &mut dyn FnMut(&str),
 ) -> Result<Tuned> {
+    // Pools take whole pages, and the rest of a device is of no use to them.
+    let capacity = request.capacity.map(|bytes| if bytes < PAGE { bytes } else { bytes - bytes % PAGE });
     let candidates = candidates::of(recording).map_err(|why| wrong(recording, &why))?;
     let Bounds { host_order, stream_safe } = bounds_on_a_device(recording, request)?;
     let program = recording.program(Limits::default())?;
@@ -198,9 +200,9 @@ pub fn tune(
         }
         watch(&candidate.stack);
         let spec: StackSpec = candidate.stack.parse().map_err(Error::Stack)?;
-        let line = candidate.line(request.capacity.unwrap_or(host_order));
+        let line = candidate.line(capacity.unwrap_or(host_order));
         let mut tried = Tried::new(candidate, line);
-        match try_one(&attempts, &spec, request.capacity, &mut tried) {
+        match try_one(&attempts, &spec, capacity, &mut tried) {
             Ok(()) => {}
             Err(Stopped::TimedOut) => {
                 tuned.timed_out = true;
@@ -212,7 +214,7 @@ pub fn tune(
             Err(Stopped::Failed(error)) => tried.failure = Some(error.to_string()),
         }
         if let Some(smallest) = &tried.smallest {
-            tried.line = tried.candidate.line(request.capacity.unwrap_or(smallest.bytes));
+            tried.line = tried.candidate.line(capacity.unwrap_or(smallest.bytes));
             tried.over_host_order = Some(smallest.bytes as f64 / host_order.max(1) as f64);
             tried.over_stream_safe = Some(smallest.bytes as f64 / stream_safe.max(1) as f64);
         }

@@ -122,7 +122,10 @@ fn with_a_capacity_the_fewest_stalls_in_it_win() {
     assert_eq!(tight.best, None);
     let best = &tight.tried[tight.best_of_all.unwrap()];
     assert_eq!(best.candidate.stack, "cuda+pool");
-    assert!(printed(&tight).contains("none of the framework's own settings serves every request in 720MiB"));
+    assert!(
+        printed(&tight)
+            .contains("none of the framework's own settings that were tried serves every request in 720MiB")
+    );
     let short = tuned(&recording, Some(700 * MIB));
     assert_eq!(short.best_of_all, None);
     assert!(printed(&short).contains("no allocator can serve this file in 700MiB"), "{}", printed(&short));
@@ -149,6 +152,12 @@ fn a_log_is_tuned_for_rmm() {
     let streams = tuned(&snapshot("streams"), None);
     assert!(printed(&streams).contains("/ least  / apart"), "{}", printed(&streams));
     assert!(printed(&found).contains("rmm.mr.set_current_device_resource"), "{}", printed(&found));
+    // A capacity that is no whole number of pages leaves no candidate out.
+    let unaligned = tuned(&recording, Some(20 * MIB + 12_345));
+    let of = |tried: &&Tried| tried.candidate.stack == "rmm_pool:initial=100%";
+    let whole = unaligned.tried.iter().find(of).unwrap();
+    assert!(whole.at_capacity.is_some(), "{:?}", whole.failure);
+    assert!(unaligned.best.is_some());
 }
 
 #[test]

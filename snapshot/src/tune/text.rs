@@ -139,10 +139,12 @@ fn best(tuned: &Tuned, out: &mut impl Write) -> io::Result<()> {
             }
             _ if tuned.timed_out => writeln!(out, "the search found no settings in this time")?,
             Some(capacity) => {
-                let settings = "none of the framework's own settings serves every request in";
+                let settings = "none of the framework's own settings that were tried serves every request in";
                 writeln!(out, "{settings} {}", format_bytes(capacity))?;
             }
-            None => writeln!(out, "none of the framework's own settings serves every request")?,
+            None => {
+                writeln!(out, "none of the framework's own settings that were tried serves every request")?
+            }
         }
     }
     if let Some(best) = of(tuned.best_of_all).filter(|_| tuned.best_of_all != tuned.best) {

@@ -6,7 +6,7 @@ use millpond_snapshot::explain::explain;
 
 use crate::pickle::{Py, pickle};
 use crate::texts::files;
-use crate::{imported, read};
+use crate::{HEADER, imported, read};
 
 #[track_caller]
 fn refused(bytes: &[u8], texts: &[&str]) {
@@ -345,4 +345,23 @@ fn files_with_random_damage_are_read_or_refused() {
             }
         }
     }
+}
+
+/// Addresses that have the same bits in a map whose hash is a multiplication. With such a map, this test takes
+/// minutes.
+#[test]
+fn addresses_cannot_be_chosen_so_that_maps_are_slow() {
+    const MULTIPLIER: u64 = 0xf135_7aea_2e62_a9c5;
+    // Newton's iteration for the inverse modulo 2^64.
+    let inverse = (0..6).fold(MULTIPLIER, |inverse, _| {
+        inverse.wrapping_mul(2_u64.wrapping_sub(MULTIPLIER.wrapping_mul(inverse)))
+    });
+    assert_eq!(inverse.wrapping_mul(MULTIPLIER), 1);
+    let rows = (1..40_000_u64).map(|number| {
+        let address = inverse.wrapping_mul((number << 40).rotate_right(26));
+        format!("1,0,allocate,{address:#x},256,0\n")
+    });
+    let log = format!("{HEADER}{}", rows.collect::<String>());
+    let sums = imported(log.as_bytes()).sums();
+    assert_eq!((sums.live_blocks, sums.live_bytes), (39_999, 39_999 * 256));
 }

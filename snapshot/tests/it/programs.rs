@@ -123,3 +123,15 @@ fn the_rest_of_the_device_is_used_outside() {
     let explanation = explain(&snapshot("fail_other_process"), Some(150_109_880_320));
     assert_eq!(explanation.verdict.code, "oom_outside", "{}", explanation.verdict.sentence);
 }
+
+#[test]
+fn memory_that_only_grows_is_said_before_other_savings() {
+    let explained = explain(&snapshot("fail_leak_list"), None);
+    let sentence = &explained.verdict.sentence;
+    assert!(sentence.contains("live memory only grew, from "), "{sentence}");
+    let fixes = &explained.diagnoses[0].fixes;
+    assert!(fixes[0].contains("loss.item()") && fixes[1].contains("a smaller batch"), "{fixes:?}");
+    // A program that is too large from the start did not grow.
+    let sentence = explain(&snapshot("fail_too_big"), None).verdict.sentence;
+    assert!(!sentence.contains("only grew"), "{sentence}");
+}

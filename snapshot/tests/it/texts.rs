@@ -144,7 +144,7 @@ fn a_message_that_a_page_broke_into_lines_is_read() {
     let mut out = Vec::new();
     print(&explain(&recording, None), Style::new(false), &mut out).unwrap();
     let text = String::from_utf8(out).unwrap();
-    assert!(text.contains("has only sums") && text.contains("_record_memory_history"), "{text}");
+    assert!(text.contains("shows only sums") && text.contains("_record_memory_history"), "{text}");
 }
 
 #[test]
@@ -297,7 +297,7 @@ fn a_later_log_of_a_file_may_begin_late_or_end_torn() {
     // Only the first log has a block from before it; the second log's free is of no block in the file.
     assert_eq!((sums.peak_live_bytes, sums.live_bytes, sums.blocks_before), (96, 8, 1));
     for (code, text) in [
-        ("began_late", "at least 96B, in 2 blocks"),
+        ("began_late", "2 blocks, at least 96B"),
         ("rest_missing", "file:7: the last row is cut off"),
         ("several_logs", "2 logs"),
     ] {

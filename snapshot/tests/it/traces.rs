@@ -75,7 +75,7 @@ fn traces_without_memory_are_named() {
     let host = "{\"ph\":\"i\",\"name\":\"[memory]\",\"ts\":1,\"args\":{\"Bytes\":4,\"Addr\":4,\"Device \
                 Id\":-1,\
                 \"Device Type\":0}}";
-    assert!(of(host).contains("of the host only"), "{}", of(host));
+    assert!(of(host).contains("only for the host"), "{}", of(host));
     assert!(of("{\"ph\":").contains("invalid JSON"), "{}", of("{\"ph\":"));
     // Values of unexpected types.
     let odd = "{\"ph\":[],\"name\":{},\"ts\":\"x\",\"args\":[1]},{\"args\":null},\
@@ -122,7 +122,7 @@ fn live_buffers_of_jax_are_blocks_with_their_stacks() {
         import::read("file", bytes.as_slice(), &of_device(device))
     };
     assert_eq!((of(0).unwrap().sums().live_blocks, of(0).unwrap().sums().live_bytes), (2, 2048));
-    assert!(of(7).unwrap_err().to_string().contains("has no events of device 7, only of device 0, 1"));
+    assert!(of(7).unwrap_err().to_string().contains("has no memory of device 7, only of device 0, 1"));
 }
 
 #[test]

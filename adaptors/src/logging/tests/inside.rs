@@ -50,9 +50,13 @@ impl User {
 
 impl Write for User {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        let act = self.act.lock().unwrap().take();
-        if let Some(act) = act {
-            act(self.stack.get().and_then(Weak::upgrade).unwrap());
+        let mut next = self.act.lock().unwrap();
+        // If a test sees that the act has begun, it may drop the other handles.
+        let stack = next.is_some().then(|| self.stack.get().and_then(Weak::upgrade).unwrap());
+        let act = next.take();
+        drop(next);
+        if let Some((act, stack)) = act.zip(stack) {
+            act(stack);
         }
         self.log.write(bytes)
     }

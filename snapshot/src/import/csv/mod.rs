@@ -25,7 +25,7 @@ pub(super) use mixed::{is_mixed, is_start};
 /// The most logs in one file.
 const MOST_LOGS: u64 = 64;
 
-/// The columns of which each needs the row's text.
+/// Columns that only recordings have. Each needs the text of its row.
 const OF_RECORDINGS: [&str; 8] = [
     column::UNIX,
     column::STEP,
