@@ -1,5 +1,6 @@
 //! Turns states of an allocator at single moments into the events of a recording.
 
+use super::refusal::Refusal;
 use crate::budget::{Budget, Exceeded};
 use crate::recording::{Event, EventKind, Id, Lane, Recording};
 
@@ -38,6 +39,8 @@ pub(super) struct State {
     segments: Vec<(u64, u64)>,
     blocks: Vec<Block>,
     failure: Option<Failure>,
+    /// The end of the blocks that were placed.
+    end: u64,
 }
 
 /// The states so far. Each new state replaces the one before.
@@ -68,6 +71,20 @@ impl State {
         budget.take(ENTRY_BYTES)?;
         self.blocks.push(block);
         Ok(())
+    }
+
+    /// Adds a block whose address is not known. It gets the address after the last block that was placed.
+    ///
+    /// # Errors
+    /// The blocks have more bytes than 64 bits can address, or the budget is used up.
+    pub(super) fn place(&mut self, block: Block, budget: &mut Budget) -> Result<(), Refusal> {
+        let address = self.end.max(BASE);
+        self.end = address.checked_add(block.bytes.max(1)).ok_or_else(|| {
+            Refusal::new(
+                "shows more live bytes than 64 bits can address: a size is damaged; copy the file again",
+            )
+        })?;
+        Ok(self.block(Block { address, ..block }, budget)?)
     }
 
     pub(super) fn failure(&mut self, failure: Option<Failure>) {

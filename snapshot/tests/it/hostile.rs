@@ -3,10 +3,13 @@
 use std::io::{Read, Write};
 
 use millpond_snapshot::explain::explain;
+use millpond_snapshot::import;
 
 use crate::pickle::{Py, pickle};
 use crate::texts::files;
 use crate::{HEADER, imported, read};
+
+use crate::{imported, of_device, read};
 
 #[track_caller]
 fn refused(bytes: &[u8], texts: &[&str]) {
@@ -286,6 +289,62 @@ fn a_file_that_unpacks_without_end_is_refused() {
     // Truncated compressed data.
     let packed = gzip(&pickle(&Py::List(vec!["abc".into(); 500]), 4));
     refused(&packed[..packed.len() - 12], &["cut off"]);
+}
+
+/// Returns a field of a protocol buffer that has bytes.
+fn field(number: u8, bytes: &[u8]) -> Vec<u8> {
+    [&[number << 3 | 2][..], &varint(bytes.len() as u64), bytes].concat()
+}
+
+fn varint(mut number: u64) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    while number > 0x7f {
+        bytes.push(number as u8 | 0x80);
+        number >>= 7;
+    }
+    bytes.push(number as u8);
+    bytes
+}
+
+/// Returns a sample of a memory profile with the numbers of its locations.
+fn sample(locations: &[u8], count: u64, bytes: u64) -> Vec<u8> {
+    let values = [varint(count), varint(bytes)].concat();
+    field(2, &[field(1, locations), field(2, &values)].concat())
+}
+
+fn profile(rest: &[&[u8]]) -> Vec<u8> {
+    let types = [field(1, b"\x08\x01\x10\x02"), field(1, b"\x08\x03\x10\x04")].concat();
+    let strings = ["", "allocations", "count", "space", "bytes"].map(|text| field(6, text.as_bytes()));
+    [types, rest.concat(), strings.concat()].concat()
+}
+
+/// 600,000 times one location, once without a frame and once with 300,000 of them: 10^11 fields for a reader
+/// that reads the location each time.
+#[test]
+fn a_location_that_a_profile_names_often_is_read_once() {
+    for (fields, frames) in [(&b"\x18\x01"[..], 0), (b"\x22\x00", 2048)] {
+        let location = field(4, &[&b"\x08\x01"[..], &fields.repeat(300_000)].concat());
+        let recording = imported(&profile(&[&sample(&[1; 600_000], 1, 100), &location]));
+        let stack = recording.event(0).unwrap().stack.map(|stack| recording.stack(stack).count());
+        assert_eq!((recording.sums().live_bytes, stack.unwrap_or(0)), (100, frames));
+    }
+}
+
+#[test]
+fn sizes_and_devices_that_no_memory_has_are_refused() {
+    for sample in [sample(b"", 1, 5_u64.wrapping_neg()), sample(b"", u64::MAX, 5)] {
+        refused(&profile(&[&sample]), &["negative sizes"]);
+    }
+    let large = ["more live bytes than 64 bits can address"];
+    refused(&profile(&[&sample(b"", 1, 1 << 62).repeat(20_000)]), &large);
+    refused(b"x] 60000 Chunks of size 1125899906842624 totalling 1GiB\nInUse: 9\nMaxAllocSize: 3\n", &large);
+    refused(b"x] 90000 Chunks of size 18446744073709551615 totalling 1GiB\nMaxAllocSize: 3\n", &large);
+    let error = import::read("file", profile(&[&sample(b"", 1, 5)]).as_slice(), &of_device(7)).unwrap_err();
+    assert!(error.to_string().contains("its buffers do not name a device"), "{error}");
+    let apart = b"x] 3 Chunks of size 0 totalling 0B\nInUse: 9\nMaxAllocSize: 3\n";
+    let mut addresses: Vec<u64> = imported(apart).events().map(|event| event.address).collect();
+    addresses.dedup();
+    assert_eq!(addresses.len(), 3);
 }
 
 /// Imports a damaged file; whatever is read can be written and read again.

@@ -7,11 +7,12 @@
 mod wire;
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::io::Read;
 
 use super::options::Options;
 use super::refusal::Refusal;
-use super::states::{BASE, Block, MOST_BYTES, State, States};
+use super::states::{Block, MOST_BYTES, State, States};
 use crate::budget::{Budget, Exceeded};
 use crate::recording::{Frame, Id, Recording};
 
@@ -28,6 +29,9 @@ const MOST_DEVICES: usize = 1024;
 
 /// The most equal buffers that become blocks of their own; more become one block.
 const MOST_BUFFERS: u64 = 1 << 16;
+
+const NEGATIVE: &str = "is a profile (pprof) with negative sizes, which is damaged or the difference of two \
+                        profiles; save one with jax.profiler.save_device_memory_profile(\"memory.prof\")";
 
 /// The numbers of fields in profile.proto.
 mod field {
@@ -72,6 +76,15 @@ struct Sample<'a> {
     stack: Option<Id>,
 }
 
+/// The frames that samples named so far.
+#[derive(Default)]
+struct Known {
+    /// By function and line.
+    frames: HashMap<(u64, u64), Id>,
+    /// The frames of each location, innermost first.
+    locations: HashMap<u64, Vec<Id>>,
+}
+
 /// Reads a profile.
 ///
 /// # Errors
@@ -94,11 +107,11 @@ pub(super) fn import(
     let profile = Profile::read(&bytes, budget)?;
     profile.check()?;
     let mut recording = Recording::new(name, "JAX device memory profile");
-    let mut frames = HashMap::new();
+    let mut known = Known::default();
     let mut samples = Vec::new();
     for sample in &profile.samples {
         budget.take(3 * size_of::<Sample<'_>>())?;
-        samples.push(profile.sample(sample, &mut frames, &mut recording, budget)?);
+        samples.push(profile.sample(sample, &mut known, &mut recording, budget)?);
     }
     if samples.is_empty() {
         return Err(Refusal::new(
@@ -165,21 +178,29 @@ impl<'a> Profile<'a> {
     fn sample(
         &self,
         bytes: &[u8],
-        frames: &mut HashMap<(u64, u64), Id>,
+        known: &mut Known,
         recording: &mut Recording,
         budget: &mut Budget,
-    ) -> Result<Sample<'a>, Exceeded> {
+    ) -> Result<Sample<'a>, Refusal> {
         let mut sample = Sample { count: 0, bytes: 0, kind: "", device: None, stack: None };
         let (mut values, mut stack) = (0, Vec::new());
         for (number, value) in Fields::new(bytes) {
             match number {
                 1 => {
                     for location in value.numbers() {
-                        self.location(location, &mut stack, frames, recording, budget)?;
+                        let room = MOST_FRAMES - stack.len();
+                        if room == 0 {
+                            break;
+                        }
+                        let frames = self.location(location, known, recording, budget)?;
+                        stack.extend_from_slice(&frames[..frames.len().min(room)]);
                     }
                 }
                 2 => {
                     for number in value.numbers() {
+                        if number > i64::MAX as u64 {
+                            return Err(Refusal::new(NEGATIVE));
+                        }
                         match values {
                             0 => sample.count = number,
                             1 => sample.bytes = number.min(MOST_BYTES),
@@ -203,35 +224,37 @@ impl<'a> Profile<'a> {
         Ok(sample)
     }
 
-    /// Adds the frames of a location.
-    fn location(
+    /// Returns the frames of a location. Its bytes are read only once, however many samples name it.
+    fn location<'f>(
         &self,
         location: u64,
-        stack: &mut Vec<Id>,
-        frames: &mut HashMap<(u64, u64), Id>,
+        known: &'f mut Known,
         recording: &mut Recording,
         budget: &mut Budget,
-    ) -> Result<(), Exceeded> {
-        let Some(lines) = self.locations.get(&location) else { return Ok(()) };
-        for (_, line) in Fields::new(lines).filter(|(number, _)| *number == 4) {
-            if stack.len() == MOST_FRAMES {
-                break;
-            }
+    ) -> Result<&'f [Id], Exceeded> {
+        let Known { frames, locations } = known;
+        let place = match locations.entry(location) {
+            Entry::Occupied(place) => return Ok(place.into_mut()),
+            Entry::Vacant(place) => place,
+        };
+        budget.take(MAP_ENTRY_BYTES)?;
+        let lines = self.locations.get(&location).copied().unwrap_or_default();
+        let lines = Fields::new(lines).filter(|(number, _)| *number == 4).take(MOST_FRAMES);
+        let mut ids = Vec::new();
+        for (_, line) in lines {
+            budget.take(3 * size_of::<Id>())?;
             let [function, line] = pair(line.bytes(), [1, 2]);
-            let id = match frames.get(&(function, line)) {
-                Some(&id) => id,
-                None => {
+            ids.push(match frames.entry((function, line)) {
+                Entry::Occupied(id) => *id.get(),
+                Entry::Vacant(id) => {
                     let [name, file] = self.functions.get(&function).copied().unwrap_or([0, 0]);
                     let frame = Frame { function: self.string(name), file: self.string(file), line };
                     budget.take(MAP_ENTRY_BYTES)?;
-                    let id = recording.add_frame(frame, budget)?;
-                    frames.insert((function, line), id);
-                    id
+                    *id.insert(recording.add_frame(frame, budget)?)
                 }
-            };
-            stack.push(id);
+            });
         }
-        Ok(())
+        Ok(place.insert(ids))
     }
 }
 
@@ -273,6 +296,12 @@ fn choose(
     let most = devices.iter().max_by_key(|&(device, bytes)| (*bytes, std::cmp::Reverse(*device)));
     let device = wanted.or_else(|| most.map(|(device, _)| *device));
     if let Some(wanted) = wanted.filter(|wanted| !devices.contains_key(wanted)) {
+        if devices.is_empty() {
+            return Err(Refusal::new(format!(
+                "has no memory of device {wanted}: its buffers do not name a device; import it without \
+                 --device"
+            )));
+        }
         let mut others: Vec<u32> = devices.into_keys().collect();
         others.sort_unstable();
         let others: Vec<String> = others.iter().take(16).map(u32::to_string).collect();
@@ -288,17 +317,15 @@ fn choose(
 }
 
 /// Returns the buffers as blocks, one after the other.
-fn state(samples: &[Sample<'_>], recording: &mut Recording, budget: &mut Budget) -> Result<State, Exceeded> {
+fn state(samples: &[Sample<'_>], recording: &mut Recording, budget: &mut Budget) -> Result<State, Refusal> {
     let mut state = State::default();
-    let mut at = BASE;
     for sample in samples {
         let Sample { count, bytes, kind, stack, .. } = *sample;
         let tag = if kind.is_empty() { None } else { Some(recording.add_tag(kind, budget)?) };
         let is_even = (1..=MOST_BUFFERS).contains(&count) && bytes % count == 0;
         let (count, bytes) = if is_even { (count, bytes / count) } else { (1, bytes) };
         for _ in 0..count {
-            state.block(Block { address: at, bytes, stack, tag, pool: None }, budget)?;
-            at = at.saturating_add(bytes.max(1));
+            state.place(Block { bytes, stack, tag, ..Block::default() }, budget)?;
         }
     }
     Ok(state)

@@ -12,7 +12,7 @@ use super::traceback::Tracebacks;
 use crate::budget::{Budget, Exceeded};
 use crate::import::options::Options;
 use crate::import::refusal::Refusal;
-use crate::import::states::{BASE, Block, Failure, State, States};
+use crate::import::states::{Block, Failure, State, States};
 use crate::recording::{Frame, Id, Recording, Source};
 
 /// How many different sizes a summary may list.
@@ -215,7 +215,10 @@ impl Dump {
     }
 
     /// Returns the state of the dump: its chunks, or else blocks by the summary's sizes, or else one block.
-    fn state(mut self, budget: &mut Budget) -> Result<State, Exceeded> {
+    ///
+    /// # Errors
+    /// The errors of [`State::place`].
+    fn state(mut self, budget: &mut Budget) -> Result<State, Refusal> {
         self.end_run(budget)?;
         let stack = self.stack.or(self.operation);
         let failure = self.wanted.map(|bytes| Failure { bytes, stack, device_free: self.available });
@@ -225,12 +228,8 @@ impl Dump {
             return Ok(state);
         }
         let chunks = self.sizes.iter().fold(0_u64, |sum, (count, _)| sum.saturating_add(*count));
-        let mut at = BASE;
-        let mut add = |bytes: u64, budget: &mut Budget| {
-            let block = Block { address: at, bytes, ..Block::default() };
-            at = at.saturating_add(bytes);
-            state.block(block, budget)
-        };
+        let mut add =
+            |bytes: u64, budget: &mut Budget| state.place(Block { bytes, ..Block::default() }, budget);
         for (count, bytes) in std::mem::take(&mut self.sizes) {
             match count {
                 _ if chunks > MOST_CHUNKS => add(count.saturating_mul(bytes), budget)?,
@@ -284,7 +283,7 @@ struct Dumps {
 }
 
 impl Dumps {
-    fn finish(&mut self, recording: &mut Recording, budget: &mut Budget) -> Result<(), Exceeded> {
+    fn finish(&mut self, recording: &mut Recording, budget: &mut Budget) -> Result<(), Refusal> {
         let dump = std::mem::take(&mut self.open);
         if dump.is_empty() {
             return Ok(());
@@ -316,7 +315,7 @@ impl Dumps {
                 format!("the chunks in use have {live} bytes, but the allocator counted {in_use} bytes");
             self.difference.get_or_insert(text);
         }
-        self.states.add(recording, state, budget)
+        Ok(self.states.add(recording, state, budget)?)
     }
 
     /// Returns the recording; `None` if no dump has figures.
