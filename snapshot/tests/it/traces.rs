@@ -84,6 +84,37 @@ fn traces_without_memory_are_named() {
     assert!(of(odd).contains("without memory events"), "{}", of(odd));
 }
 
+/// A memory event on device 0 at 1 us.
+const EVENT: &str = r#"{"ph":"i","name":"[memory]","tid":1,"ts":1,
+    "args":{"Device Id":0,"Device Type":1,"Bytes":512,"Addr":4096,"Ev Idx":0}}"#;
+
+#[test]
+fn values_that_are_no_events_are_left_out() {
+    for other in ["null", "5", "-5", "1.5", "true", r#""text""#, "[]", r#"[1,[2],{"ph":"X"}]"#, "{}"] {
+        for odd in [other.to_owned(), format!(r#"{{"ph":"X","name":"a","ts":1,"args":{other}}}"#)] {
+            let recording = imported(format!(r#"{{"traceEvents":[{odd},{EVENT},{odd}]}}"#).as_bytes());
+            assert_eq!(recording.sums().live_bytes, 512, "{odd}");
+        }
+    }
+    // As in other readers of JSON, the last value of a key counts.
+    let twice = EVENT.replacen(r#""ts":1"#, r#""ts":7,"ts":1"#, 1);
+    let recording = imported(format!(r#"{{"traceEvents":[{twice}]}}"#).as_bytes());
+    assert_eq!(recording.event(0).unwrap().time(), Some(1000));
+}
+
+#[test]
+fn a_base_of_times_that_does_not_fit_is_left_out() {
+    let time = |base: &str| {
+        let text = format!(r#"{{"baseTimeNanoseconds": {base}, "traceEvents":[{EVENT}]}}"#);
+        let recording = imported(text.as_bytes());
+        (recording.clock(), recording.event(0).unwrap().time())
+    };
+    for base in ["1e300", "-1e300", "18446744073709551615", "-9223372036854775808"] {
+        assert_eq!(time(base), (Clock::Monotonic, Some(1000)), "{base}");
+    }
+    assert_eq!(time("9223372036854775807"), (Clock::Unix, Some((1 << 63) - 1 + 1000)));
+}
+
 #[test]
 fn a_trace_that_attacks_its_reader_is_refused() {
     let head = b"{\"traceEvents\": [".to_vec();

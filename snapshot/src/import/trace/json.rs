@@ -2,9 +2,12 @@
 
 use std::fmt;
 use std::io::Read;
+use std::marker::PhantomData;
 
 use serde::Deserialize;
-use serde::de::{DeserializeSeed, Deserializer, Error, IgnoredAny, MapAccess, SeqAccess, Visitor};
+use serde::de::{
+    DeserializeOwned, DeserializeSeed, Deserializer, Error, IgnoredAny, MapAccess, SeqAccess, Visitor,
+};
 
 /// A value that may have any type; texts, numbers and the rest are told apart.
 #[derive(Clone, PartialEq, Default, Debug)]
@@ -43,8 +46,7 @@ impl Scalar {
 }
 
 /// An event of a trace.
-#[derive(Default, Deserialize, Debug)]
-#[serde(default)]
+#[derive(Default, Debug)]
 pub(super) struct RawEvent {
     pub(super) ph: Scalar,
     pub(super) cat: Scalar,
@@ -73,7 +75,7 @@ pub(super) trait Sink {
     fn event(&mut self, event: &RawEvent) -> bool;
 
     /// Takes the nanoseconds since 1970 that times count from.
-    fn base(&mut self, nanoseconds: i128);
+    fn base(&mut self, nanoseconds: i64);
 }
 
 /// Reads a trace.
@@ -111,7 +113,8 @@ impl<'de, S: Sink> Visitor<'de> for Top<'_, S> {
             match key.text() {
                 "traceEvents" => map.next_value_seed(List(self.0))?,
                 "baseTimeNanoseconds" => {
-                    if let Some(base) = map.next_value::<Scalar>()?.whole() {
+                    let base = map.next_value::<Scalar>()?.whole();
+                    if let Some(base) = base.and_then(|base| i64::try_from(base).ok()) {
                         self.0.base(base);
                     }
                 }
@@ -205,50 +208,146 @@ impl<'de> Deserialize<'de> for Scalar {
     }
 }
 
+/// The keys of an event.
+#[derive(Deserialize)]
+#[serde(field_identifier, rename_all = "snake_case")]
+enum EventKey {
+    Ph,
+    Cat,
+    Name,
+    Tid,
+    Ts,
+    Dur,
+    Args,
+    #[serde(other)]
+    Other,
+}
+
+/// The keys of a memory event's arguments.
+#[derive(Deserialize)]
+#[serde(field_identifier)]
+enum ArgsKey {
+    Bytes,
+    Addr,
+    #[serde(rename = "Device Id")]
+    Device,
+    #[serde(rename = "Device Type")]
+    DeviceType,
+    #[serde(rename = "Total Allocated")]
+    Allocated,
+    #[serde(rename = "Total Reserved")]
+    Reserved,
+    #[serde(rename = "Ev Idx")]
+    Index,
+    #[serde(other)]
+    Other,
+}
+
+/// An object of which some keys matter. If a key comes twice, the last value counts.
+trait Object: Default {
+    type Key: DeserializeOwned;
+
+    /// Takes the value of a key.
+    fn take<'de, A: MapAccess<'de>>(&mut self, key: Self::Key, map: &mut A) -> Result<(), A::Error>;
+}
+
+impl Object for RawEvent {
+    type Key = EventKey;
+
+    fn take<'de, A: MapAccess<'de>>(&mut self, key: EventKey, map: &mut A) -> Result<(), A::Error> {
+        let place = match key {
+            EventKey::Ph => &mut self.ph,
+            EventKey::Cat => &mut self.cat,
+            EventKey::Name => &mut self.name,
+            EventKey::Tid => &mut self.tid,
+            EventKey::Ts => &mut self.ts,
+            EventKey::Dur => &mut self.dur,
+            EventKey::Args => {
+                self.args = map.next_value()?;
+                return Ok(());
+            }
+            EventKey::Other => return map.next_value::<IgnoredAny>().map(drop),
+        };
+        *place = map.next_value()?;
+        Ok(())
+    }
+}
+
+impl Object for Args {
+    type Key = ArgsKey;
+
+    fn take<'de, A: MapAccess<'de>>(&mut self, key: ArgsKey, map: &mut A) -> Result<(), A::Error> {
+        let place = match key {
+            ArgsKey::Bytes => &mut self.bytes,
+            ArgsKey::Addr => &mut self.address,
+            ArgsKey::Device => &mut self.device,
+            ArgsKey::DeviceType => &mut self.device_type,
+            ArgsKey::Allocated => &mut self.allocated,
+            ArgsKey::Reserved => &mut self.reserved,
+            ArgsKey::Index => &mut self.index,
+            ArgsKey::Other => return map.next_value::<IgnoredAny>().map(drop),
+        };
+        *place = map.next_value()?;
+        Ok(())
+    }
+}
+
+impl<'de> Deserialize<'de> for RawEvent {
+    fn deserialize<D: Deserializer<'de>>(json: D) -> Result<Self, D::Error> {
+        json.deserialize_any(AnyObject(PhantomData))
+    }
+}
+
 impl<'de> Deserialize<'de> for Args {
     fn deserialize<D: Deserializer<'de>>(json: D) -> Result<Self, D::Error> {
-        struct Any;
-        impl<'de> Visitor<'de> for Any {
-            type Value = Args;
+        json.deserialize_any(AnyObject(PhantomData))
+    }
+}
 
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("arguments")
-            }
+/// Reads an object. A value of another kind counts as an object without keys.
+struct AnyObject<T>(PhantomData<T>);
 
-            fn visit_unit<E>(self) -> Result<Args, E> {
-                Ok(Args::default())
-            }
+impl<'de, T: Object> Visitor<'de> for AnyObject<T> {
+    type Value = T;
 
-            fn visit_str<E>(self, _: &str) -> Result<Args, E> {
-                Ok(Args::default())
-            }
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("any value")
+    }
 
-            fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Args, A::Error> {
-                while seq.next_element::<IgnoredAny>()?.is_some() {}
-                Ok(Args::default())
-            }
+    fn visit_bool<E>(self, _: bool) -> Result<T, E> {
+        Ok(T::default())
+    }
 
-            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Args, A::Error> {
-                let mut args = Args::default();
-                while let Some(key) = map.next_key::<Scalar>()? {
-                    let place = match key.text() {
-                        "Bytes" => &mut args.bytes,
-                        "Addr" => &mut args.address,
-                        "Device Id" => &mut args.device,
-                        "Device Type" => &mut args.device_type,
-                        "Total Allocated" => &mut args.allocated,
-                        "Total Reserved" => &mut args.reserved,
-                        "Ev Idx" => &mut args.index,
-                        _ => {
-                            map.next_value::<IgnoredAny>()?;
-                            continue;
-                        }
-                    };
-                    *place = map.next_value()?;
-                }
-                Ok(args)
-            }
+    fn visit_unit<E>(self) -> Result<T, E> {
+        Ok(T::default())
+    }
+
+    fn visit_i64<E>(self, _: i64) -> Result<T, E> {
+        Ok(T::default())
+    }
+
+    fn visit_u64<E>(self, _: u64) -> Result<T, E> {
+        Ok(T::default())
+    }
+
+    fn visit_f64<E>(self, _: f64) -> Result<T, E> {
+        Ok(T::default())
+    }
+
+    fn visit_str<E>(self, _: &str) -> Result<T, E> {
+        Ok(T::default())
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<T, A::Error> {
+        while seq.next_element::<IgnoredAny>()?.is_some() {}
+        Ok(T::default())
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<T, A::Error> {
+        let mut object = T::default();
+        while let Some(key) = map.next_key()? {
+            object.take(key, &mut map)?;
         }
-        json.deserialize_any(Any)
+        Ok(object)
     }
 }

@@ -61,7 +61,7 @@ struct Trace<'a> {
     events: Vec<Memory>,
     phases: Vec<Phase>,
     stacks: Stacks,
-    base: i128,
+    base: u64,
     /// Memory events of the host.
     host: u64,
     has_python: bool,
@@ -122,8 +122,8 @@ impl Sink for Trace<'_> {
         self.exceeded.is_none()
     }
 
-    fn base(&mut self, nanoseconds: i128) {
-        self.base = nanoseconds;
+    fn base(&mut self, nanoseconds: i64) {
+        self.base = u64::try_from(nanoseconds).unwrap_or(0);
     }
 }
 
@@ -284,7 +284,7 @@ impl Trace<'_> {
     /// Adds the events and phases in the order of their times.
     fn push_events(&mut self, stacks: &[Option<Id>]) -> Result<(), Exceeded> {
         let base = self.base;
-        let clock = move |time: i64| u64::try_from(base + i128::from(time)).unwrap_or(0);
+        let clock = move |time: i64| base.saturating_add_signed(time);
         // Without a base, times of old versions count from 1970.
         let is_unix =
             base > 0 || self.events.first().is_some_and(|event| event.time > 1_000_000_000_000_000_000);
