@@ -102,6 +102,41 @@ fn the_message_of_another_device_is_read_if_it_is_asked_for() {
 }
 
 #[test]
+fn devices_without_the_wanted_message_are_named() {
+    let of = |text: &str| import::read("file", text.as_bytes(), &of_device(5)).unwrap_err().to_string();
+    let message = |device: u64| {
+        format!(
+            "CUDA out of memory. Tried to allocate 2.00 GiB. GPU {device} has a total capacity of 80.00 GiB \
+             of which 1.00 GiB is free. Of the allocated memory 70.00 GiB is allocated by PyTorch, and 1.00 \
+             GiB is reserved by PyTorch but unallocated.\n"
+        )
+    };
+    let error = of(&[message(1), "text\n".to_owned(), message(0), message(1)].concat());
+    assert!(error.contains("no message about device 5, only about device 0, 1; choose"), "{error}");
+    let many = (10..100).map(message).collect::<String>();
+    assert!(of(&many).contains("device 10, 11,") && of(&many).contains(" 25; choose"), "{}", of(&many));
+    let error = of("CUDA out of memory. Tried to allocate 2.00 GiB.\n");
+    assert!(error.contains("its messages do not name a device"), "{error}");
+}
+
+#[test]
+fn messages_without_figures_do_not_hide_a_log() {
+    let log = format!("{}1,0,allocate,0x100,1000,0x2\n", crate::HEADER);
+    for line in ["RuntimeError: out of memory.\t", "RuntimeError: CUDA out of memory.", "x out of memory. T"]
+    {
+        for between in ["", "text\n", "CUDA out of memory.\n"] {
+            let recording = imported(format!("{line}\n{between}{log}").as_bytes());
+            assert_eq!(recording.sums().live_bytes, 1000, "{line} {between}");
+        }
+        let dump = file("bfc_chunks.txt");
+        let recording = imported(&[line.as_bytes(), b"\n", &dump].concat());
+        assert_eq!(recording.sums(), imported(&dump).sums(), "{line}");
+    }
+    let error = read(b"CUDA out of memory.\ntext\n").unwrap_err();
+    assert!(error.contains("without figures"), "{error}");
+}
+
+#[test]
 fn each_message_of_a_log_is_a_failed_request() {
     let recording = imported(&file("oom_old.txt"));
     let failures = failures(&recording);

@@ -1,5 +1,6 @@
 //! Texts that programs print: messages that memory ran out, dumps of allocators, and logs mixed with other
-//! lines. The first line that a reader knows decides which reader reads the text.
+//! lines. The first line that a reader knows decides which reader reads the text. Messages of PyTorch without
+//! figures do not count.
 
 mod amounts;
 mod bfc;
@@ -59,7 +60,8 @@ pub(super) fn import(
     let mut recording = Recording::new(name, "text");
     let mut tracebacks = Tracebacks::default();
     let mut hint = None;
-    while let Some(line) = lines.next()? {
+    let mut next = lines.next()?;
+    while let Some(line) = next {
         if csv::is_start(&line) {
             let (number, rest) = (lines.number(), lines.into_rest(&line));
             return csv::import_from(name, rest, number, options, budget);
@@ -71,8 +73,20 @@ pub(super) fn import(
             return rmm_debug::import(recording, line, &mut lines, budget);
         }
         if torch_oom::is_start(&line) {
-            let read = torch_oom::import(recording, line, &mut lines, &mut tracebacks, options, budget)?;
-            return read.ok_or_else(|| Refusal::new(NO_FIGURES));
+            next = torch_oom::import(
+                &mut recording,
+                line,
+                &mut lines,
+                &mut tracebacks,
+                options,
+                is_other,
+                budget,
+            )?;
+            if !recording.is_empty() {
+                return Ok(recording);
+            }
+            hint = Some(NO_FIGURES);
+            continue;
         }
         if bfc::is_start(&line) {
             let read = bfc::import(recording, line, &mut lines, &mut tracebacks, options, budget)?;
@@ -80,6 +94,12 @@ pub(super) fn import(
         }
         tracebacks.line(&line, &mut recording, budget)?;
         hint = hint.or_else(|| HINTS.iter().find(|(words, _)| line.contains(words)).map(|(_, hint)| *hint));
+        next = lines.next()?;
     }
     Err(Refusal::new(hint.unwrap_or(unknown)))
+}
+
+/// Returns whether a reader other than the one of PyTorch's messages knows a line.
+fn is_other(line: &str) -> bool {
+    csv::is_start(line) || sanitizer::is_start(line) || rmm_debug::is_start(line) || bfc::is_start(line)
 }

@@ -151,13 +151,13 @@ impl Log {
         recording.push(Event { address, bytes, lane, raw_time, ..Event::new(kind) }, budget)
     }
 
-    /// Returns a time of day as a time since the first midnight.
+    /// Returns a time of day as a time since the first midnight; `NO_TIME` after more days than 64 bits hold.
     fn time(&mut self, time: u64) -> u64 {
         if time + DAY_NS / 2 < self.last {
-            self.midnight += DAY_NS;
+            self.midnight = self.midnight.saturating_add(DAY_NS);
         }
         self.last = time;
-        self.midnight + time
+        self.midnight.saturating_add(time)
     }
 
     fn finish(self, mut recording: Recording) -> Result<Recording, Refusal> {
@@ -206,5 +206,13 @@ mod tests {
         assert_eq!(of("[A][stream 0x0][1024B][0x7f00]"), Some(Message::Allocated(0x7f00, 1024)));
         assert_eq!(of("[A][Stream 0x0][1024B][Taken from stream 0x2]"), Some(Message::Other));
         assert_eq!((of("[A][x"), of("[A][Stream 0x1][é]"), of("")), (None, None, None));
+    }
+
+    #[test]
+    fn a_log_of_more_days_than_64_bits_hold_has_no_times_at_its_end() {
+        let mut log = Log { midnight: DAY_NS * (u64::MAX / DAY_NS), last: DAY_NS - 1, ..Log::default() };
+        assert_eq!(log.time(0), Event::NO_TIME);
+        log.last = DAY_NS - 1;
+        assert_eq!(log.time(5), Event::NO_TIME);
     }
 }

@@ -3,6 +3,7 @@
 //! The message is a state without blocks: how much the program used, how much the allocator held, how much
 //! of the device was free, and the failed request.
 
+use std::collections::BTreeSet;
 use std::io::Read;
 
 use super::amounts::{after, before, number_after};
@@ -22,6 +23,9 @@ const MOST_MESSAGE: usize = 4096;
 
 /// How many other processes are listed.
 const MOST_PROCESSES: usize = 16;
+
+/// How many other devices a refusal names.
+const MOST_DEVICES: usize = 16;
 
 /// The most pieces in which free memory is drawn. Each is smaller than the failed request.
 const MOST_PIECES: u64 = 1 << 14;
@@ -66,9 +70,10 @@ pub(super) fn is_start(line: &str) -> bool {
     let Some((_, rest)) = line.split_once("out of memory") else { return false };
     let rest = rest.trim_start_matches(['.', ')', ' ']);
     // A page may break the message after any word.
-    let is_broken = |text: &str| "Tried to allocate ".starts_with(text.trim_end()) && !text.is_empty();
+    let part = rest.trim_end();
+    let is_broken = !part.is_empty() && "Tried to allocate ".starts_with(part);
     rest.starts_with("Tried to allocate ")
-        || is_broken(rest)
+        || is_broken
         || is_without_rest(line)
         || line.contains("MPS allocated")
 }
@@ -80,39 +85,44 @@ fn is_without_rest(line: &str) -> bool {
         .any(|end| line.trim_end().ends_with(end))
 }
 
-/// Reads all messages of a text, from one line on.
+/// Reads all messages of a text, from one line on. The recording stays empty if no message has figures. A
+/// line of another reader before the first figures ends the reading; that line is returned.
 ///
 /// # Errors
-/// No message has figures, none is about the requested device, or the budget is used up.
+/// No message is about the requested device, or the budget is used up.
 pub(super) fn import(
-    mut recording: Recording,
+    recording: &mut Recording,
     mut line: String,
     lines: &mut TextLines<impl Read>,
     tracebacks: &mut Tracebacks,
     options: &Options,
+    is_other: fn(&str) -> bool,
     budget: &mut Budget,
-) -> Result<Option<Recording>, Refusal> {
-    Source::PYTORCH_MESSAGE.clone_into(&mut recording.source.format);
+) -> Result<Option<String>, Refusal> {
     let mut messages = Messages { wanted: options.device.map(u64::from), ..Messages::default() };
     let mut next = Some(line.clone());
     while let Some(current) = next.take() {
         line = current;
-        tracebacks.line(&line, &mut recording, budget)?;
+        if messages.is_empty() && is_other(&line) {
+            return Ok(Some(line));
+        }
+        tracebacks.line(&line, recording, budget)?;
         if !is_start(&line) {
             next = lines.next()?;
             continue;
         }
-        let stack = tracebacks.take(start_of(&line), &mut recording, budget)?;
-        let (text, following) = whole(&line, lines, tracebacks, &mut recording, budget)?;
+        let stack = tracebacks.take(start_of(&line), recording, budget)?;
+        let (text, following) = whole(&line, lines, tracebacks, is_other, recording, budget)?;
         next = match following {
             Some(line) => Some(line),
             None => lines.next()?,
         };
         if let Some(message) = Message::read(&text) {
-            messages.add(message, stack, &mut recording, budget)?;
+            messages.add(message, stack, recording, budget)?;
         }
     }
-    messages.finish(recording, budget)
+    messages.finish(recording, budget)?;
+    Ok(None)
 }
 
 /// Returns the text before a message.
@@ -129,6 +139,7 @@ fn whole(
     line: &str,
     lines: &mut TextLines<impl Read>,
     tracebacks: &mut Tracebacks,
+    is_other: fn(&str) -> bool,
     recording: &mut Recording,
     budget: &mut Budget,
 ) -> Result<(String, Option<String>), Refusal> {
@@ -150,7 +161,7 @@ fn whole(
             break;
         }
         let Some(next) = lines.next()? else { break };
-        if is_start(&next) || next.contains("Traceback (most recent call last)") {
+        if is_start(&next) || is_other(&next) || next.contains("Traceback (most recent call last)") {
             return Ok((text, Some(next)));
         }
         tracebacks.line(&next, recording, budget)?;
@@ -276,10 +287,17 @@ struct Messages {
     last: Option<(Message, Option<Id>)>,
     states: States,
     repeated: u64,
-    other_devices: u64,
+    /// Messages about other devices.
+    left_out: u64,
+    /// The first numbers of other devices.
+    others: BTreeSet<u64>,
 }
 
 impl Messages {
+    fn is_empty(&self) -> bool {
+        self.last.is_none() && self.left_out == 0
+    }
+
     /// Adds a message, unless it is about another device or the last one again: programs log an exception
     /// and print it.
     fn add(
@@ -291,7 +309,10 @@ impl Messages {
     ) -> Result<(), Refusal> {
         let is_wanted = self.wanted.is_none_or(|wanted| message.device == Some(wanted));
         if !is_wanted || *self.device.get_or_insert(message.device) != message.device {
-            self.other_devices += 1;
+            self.left_out += 1;
+            if self.others.len() < MOST_DEVICES {
+                self.others.extend(message.device);
+            }
             return Ok(());
         }
         if let Some((last, last_stack)) = &mut self.last
@@ -315,20 +336,30 @@ impl Messages {
         Ok(Some(message))
     }
 
-    /// Returns the recording; `None` if no message has figures.
-    fn finish(mut self, mut recording: Recording, budget: &mut Budget) -> Result<Option<Recording>, Refusal> {
-        let Some(message) = self.flush(&mut recording, budget)? else {
-            if self.other_devices > 0 {
-                let wanted = self.wanted.unwrap_or(0);
-                let device =
-                    self.device.flatten().map_or("no device".to_owned(), |device| format!("device {device}"));
-                return Err(Refusal::new(format!(
-                    "has no message about device {wanted}, only about {device}; choose another one with \
-                     --device"
-                )));
-            }
-            return Ok(None);
+    /// Says that no message is about the requested device.
+    fn refusal(&self, wanted: u64) -> Refusal {
+        let others: Vec<String> = self.others.iter().map(u64::to_string).collect();
+        Refusal::new(if others.is_empty() {
+            format!(
+                "has no message about device {wanted}: its messages do not name a device; import it without \
+                 --device"
+            )
+        } else {
+            format!(
+                "has no message about device {wanted}, only about device {}; choose another one with \
+                 --device",
+                others.join(", ")
+            )
+        })
+    }
+
+    /// Adds the last message and the details, if a message has figures.
+    fn finish(mut self, recording: &mut Recording, budget: &mut Budget) -> Result<(), Refusal> {
+        let Some(message) = self.flush(recording, budget)? else {
+            let wanted = self.wanted.filter(|_| self.left_out > 0);
+            return wanted.map_or(Ok(()), |wanted| Err(self.refusal(wanted)));
         };
+        Source::PYTORCH_MESSAGE.clone_into(&mut recording.source.format);
         recording.device = message.device.and_then(|device| u32::try_from(device).ok());
         recording.detail("messages", self.states.count());
         recording.detail("allocator", format!("{} of PyTorch", message.kind));
@@ -347,8 +378,8 @@ impl Messages {
                 if *number == 0 { "other bytes".to_owned() } else { format!("bytes of process {number}") };
             recording.detail(&name, bytes);
         }
-        self.unknowns(&mut recording, &message);
-        Ok(Some(recording))
+        self.unknowns(recording, &message);
+        Ok(())
     }
 
     fn unknowns(&self, recording: &mut Recording, message: &Message) {
@@ -376,10 +407,10 @@ impl Messages {
             let text = format!("repeated messages with the same figures count once: {}", self.repeated);
             recording.unknown("repeated", text);
         }
-        if self.other_devices > 0 {
+        if self.left_out > 0 {
             let text = format!(
                 "messages about other devices were left out: {}; `import --device N` selects another",
-                self.other_devices
+                self.left_out
             );
             recording.unknown("other_device", text);
         }
@@ -452,7 +483,9 @@ mod tests {
         {
             assert!(is_start(line), "{line}");
         }
-        for line in ["CUDA error: out of memory", "if it runs out of memory, try less", ""] {
+        for line in
+            ["CUDA error: out of memory", "if it runs out of memory, try less", "out of memory.\t", ""]
+        {
             assert!(!is_start(line), "{line}");
         }
         assert_eq!(
