@@ -3,6 +3,7 @@
 //! A stack is captured as its code objects and positions, which takes a microsecond. The names and lines are
 //! looked up when a snapshot is written.
 
+use std::cell::Cell;
 use std::collections::HashMap;
 use std::ffi::c_int;
 use std::hash::{BuildHasherDefault, Hasher};
@@ -62,51 +63,73 @@ impl Hasher for Mix {
 struct Stacks {
     numbers: HashMap<Box<[Place]>, u64, BuildHasherDefault<Mix>>,
     stacks: Vec<Box<[Place]>>,
-    /// The places of the stack that is being captured.
-    open: Vec<Place>,
 }
 
-/// Threads lock it only with the GIL, and run no code of Python meanwhile.
+/// Threads lock it only with the GIL, and call no function of Python meanwhile.
 static STACKS: LazyLock<PerProcess<Mutex<Stacks>>> = LazyLock::new(|| PerProcess(Default::default()));
+
+thread_local! {
+    /// An empty list for the places of the next stack, so that a capture allocates no memory.
+    static SPARE: Cell<Vec<Place>> = const { Cell::new(Vec::new()) };
+}
 
 /// Captures the calling thread's stack of Python. Returns 0 if it runs no Python.
 pub(crate) extern "C" fn capture() -> u64 {
     gil::attached(|_| {
-        let mut stacks = STACKS.get().lock();
-        let Stacks { numbers, stacks, open } = &mut *stacks;
-        open.clear();
-        // SAFETY: this thread holds the GIL. `PyEval_GetFrame` borrows a frame, and the other functions
-        // return references, which end here or go to a new stack.
-        unsafe {
-            let mut frame = ffi::PyEval_GetFrame();
-            ffi::Py_XINCREF(frame.cast());
-            while !frame.is_null() && open.len() < MOST_FRAMES {
-                let code = ffi::PyFrame_GetCode(frame);
-                open.push((code.expose_provenance(), PyFrame_GetLasti(frame)));
-                // The frame keeps its code.
-                ffi::Py_DECREF(code.cast());
-                let back = PyFrame_GetBack(frame);
-                ffi::Py_DECREF(frame.cast());
-                frame = back;
-            }
-            ffi::Py_XDECREF(frame.cast());
+        let mut places = SPARE.try_with(Cell::take).unwrap_or_default();
+        // Python may collect garbage meanwhile, and so run any code on any thread. That code may free a
+        // block, and so capture a stack here too. So no lock is held.
+        walk(&mut places);
+        let number = number_of(&mut places);
+        for (code, _) in places.drain(..) {
+            // SAFETY: this thread holds the GIL, and `walk` took this reference.
+            unsafe { ffi::Py_DECREF(object(code)) };
         }
-        if let Some(number) = numbers.get(&open[..]) {
-            return *number;
-        }
-        if open.is_empty() || stacks.len() == MOST_STACKS {
-            return 0;
-        }
-        for (code, _) in &*open {
-            // SAFETY: the stack's frames still run, so their code lives. The table keeps it from here on.
-            unsafe { ffi::Py_INCREF(std::ptr::with_exposed_provenance_mut(*code)) };
-        }
-        let kept: Box<[Place]> = open.as_slice().into();
-        stacks.push(kept.clone());
-        numbers.insert(kept, stacks.len() as u64);
-        stacks.len() as u64
+        let _ = SPARE.try_with(|spare| spare.set(places));
+        number
     })
     .unwrap_or(0)
+}
+
+fn object(code: usize) -> *mut ffi::PyObject {
+    std::ptr::with_exposed_provenance_mut(code)
+}
+
+/// Adds the places of the calling thread's frames, the innermost first, with a reference to each code object.
+/// The caller holds the GIL.
+fn walk(places: &mut Vec<Place>) {
+    // SAFETY: the caller holds the GIL. `PyEval_GetFrame` borrows a frame, and the other functions return
+    // references. Those to frames end here.
+    unsafe {
+        let mut frame = ffi::PyEval_GetFrame();
+        ffi::Py_XINCREF(frame.cast());
+        while !frame.is_null() && places.len() < MOST_FRAMES {
+            let code = ffi::PyFrame_GetCode(frame);
+            places.push((code.expose_provenance(), PyFrame_GetLasti(frame)));
+            let back = PyFrame_GetBack(frame);
+            ffi::Py_DECREF(frame.cast());
+            frame = back;
+        }
+        ffi::Py_XDECREF(frame.cast());
+    }
+}
+
+/// Returns the number of a stack; 0 for an empty one, or if the table is full. The table keeps the references
+/// of a new stack, and leaves `places` empty.
+fn number_of(places: &mut Vec<Place>) -> u64 {
+    let mut table = STACKS.get().lock();
+    let Stacks { numbers, stacks } = &mut *table;
+    if let Some(number) = numbers.get(&places[..]) {
+        return *number;
+    }
+    if places.is_empty() || stacks.len() == MOST_STACKS {
+        return 0;
+    }
+    let kept: Box<[Place]> = places.as_slice().into();
+    places.clear();
+    stacks.push(kept.clone());
+    numbers.insert(kept, stacks.len() as u64);
+    stacks.len() as u64
 }
 
 /// Names the frames of a captured stack.
@@ -116,7 +139,7 @@ pub(crate) extern "C" fn frames(stack: u64, list: Raw, add: Option<AddFrameFunct
         let index = stack.checked_sub(1).and_then(|index| usize::try_from(index).ok());
         let places = index.and_then(|index| STACKS.get().lock().stacks.get(index).cloned());
         for (code, position) in places.iter().flat_map(|places| places.iter()) {
-            let code: *mut ffi::PyObject = std::ptr::with_exposed_provenance_mut(*code);
+            let code = object(*code);
             // SAFETY: the table keeps the code object.
             let object = unsafe { Bound::from_borrowed_ptr(py, code) };
             let text = |name: &str| object.getattr(name).and_then(|text| text.extract::<String>()).ok();
