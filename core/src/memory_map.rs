@@ -82,13 +82,17 @@ impl MemoryBlock {
         let state = if requested_bytes > 0 { BlockState::Active } else { BlockState::Free };
         Self { address, bytes, requested_bytes, state, stream: None, scope: None, tag: None, backtrace: None }
     }
+
+    const fn end(&self) -> u64 {
+        self.address.saturating_add(self.bytes)
+    }
 }
 
 impl MemorySegment {
     /// Returns a segment of these blocks, which follow each other without a gap.
     pub fn new(blocks: Vec<MemoryBlock>) -> Self {
         let address = blocks.first().map_or(0, |first| first.address);
-        let bytes = blocks.iter().map(|block| block.bytes).sum();
+        let bytes = blocks.iter().map(|block| block.bytes).fold(0, u64::saturating_add);
         Self { address, bytes, blocks, ..Self::default() }
     }
 
@@ -104,9 +108,9 @@ impl MemoryMap {
         Self { segments, pools: pool.into_iter().collect() }
     }
 
-    /// Returns the bytes of all segments.
+    /// Returns the bytes of all segments; `u64::MAX` if a wrong map has more.
     pub fn bytes_reserved(&self) -> u64 {
-        self.segments.iter().map(|segment| segment.bytes).sum()
+        self.segments.iter().map(|segment| segment.bytes).fold(0, u64::saturating_add)
     }
 
     /// Returns the blocks that are not free, by address.
@@ -150,13 +154,13 @@ impl MemoryMap {
             };
             let blocks = &mut self.segments[outer].blocks;
             // The lower pool may have rounded the segment up: the first and the last block get these bytes.
-            let (start, end) = (blocks[at].address, blocks[at].address + blocks[at].bytes);
+            let (start, end) = (blocks[at].address, blocks[at].end());
             let (before, after) = (segment.address - start, end - segment.end());
             if let Some(first) = segment.blocks.first_mut() {
-                (first.address, first.bytes) = (start, first.bytes + before);
+                (first.address, first.bytes) = (start, first.bytes.saturating_add(before));
             }
             if let Some(last) = segment.blocks.last_mut() {
-                last.bytes += after;
+                last.bytes = last.bytes.saturating_add(after);
                 blocks.splice(at..=at, segment.blocks);
             }
         }
@@ -172,7 +176,7 @@ impl MemoryMap {
         let blocks = &self.segments[outer].blocks;
         let block = blocks.partition_point(|it| it.address <= segment.address).checked_sub(1)?;
         let found = &blocks[block];
-        let holds = found.address + found.bytes >= segment.end() && found.state == BlockState::Active;
+        let holds = found.end() >= segment.end() && found.state == BlockState::Active;
         holds.then_some((outer, block))
     }
 }

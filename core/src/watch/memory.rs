@@ -127,7 +127,7 @@ impl StackMemory {
 impl Fragmentation {
     fn of(map: &MemoryMap) -> Self {
         let mut all: Vec<SegmentMemory> = map.segments.iter().map(SegmentMemory::of).collect();
-        let bytes_free = all.iter().map(|segment| segment.bytes_free).sum();
+        let bytes_free = all.iter().map(|segment| segment.bytes_free).fold(0, u64::saturating_add);
         let largest_free_block = all.iter().map(|segment| segment.largest_free_block).max().unwrap_or(0);
         let blocks = map.segments.iter().flat_map(|segment| &segment.blocks);
         let blocks_free = blocks.filter(|block| block.state == BlockState::Free).count() as u64;
@@ -145,7 +145,7 @@ impl SegmentMemory {
         let mut of = Self { address: segment.address, bytes: segment.bytes, ..Self::default() };
         for block in &segment.blocks {
             if block.state == BlockState::Free {
-                of.bytes_free += block.bytes;
+                of.bytes_free = of.bytes_free.saturating_add(block.bytes);
                 of.largest_free_block = of.largest_free_block.max(block.bytes);
             } else {
                 of.blocks_in_use += 1;
@@ -159,10 +159,10 @@ impl StreamMemory {
     fn add(&mut self, block: &MemoryBlock) {
         if block.state == BlockState::Free {
             self.blocks_free += 1;
-            self.bytes_free += block.bytes;
+            self.bytes_free = self.bytes_free.saturating_add(block.bytes);
         } else {
             self.blocks_in_use += 1;
-            self.bytes_in_use += block.bytes;
+            self.bytes_in_use = self.bytes_in_use.saturating_add(block.bytes);
         }
     }
 }
@@ -231,6 +231,18 @@ mod tests {
             .collect();
         assert_eq!(streams, [(Some(9), 1, 4096, 1, 512), (Some(7), 1, 512, 1, 1024), (None, 0, 0, 1, 256)]);
         assert_eq!(Fragmentation::of(&MemoryMap::default()), Fragmentation::default());
+    }
+
+    /// A layer of the program may report anything.
+    #[test]
+    fn sums_of_a_wrong_map_stop_at_the_greatest_number() {
+        let blocks = [true, true, false, false].map(|is_live| block(1, u64::MAX, is_live, None));
+        let map = MemoryMap::new(vec![MemorySegment::new(blocks.into()); 2], None);
+        let of = Fragmentation::of(&map);
+        assert_eq!((of.bytes_reserved, of.bytes_free), (u64::MAX, u64::MAX));
+        let streams = streams_of(&map);
+        assert_eq!((streams[0].bytes_in_use, streams[0].bytes_free), (u64::MAX, u64::MAX));
+        assert_eq!(map.clone().divided(map).bytes_reserved(), u64::MAX);
     }
 
     #[test]

@@ -41,10 +41,10 @@ pub(super) fn list(programs: &[ProgramMemory]) -> Vec<String> {
     let rows = programs.iter().map(|of| {
         let sum = |value: fn(&ResourceStatistics) -> u64| {
             let known = of.stacks.iter().filter_map(statistics);
-            format_bytes(known.map(|known| value(&known)).sum())
+            format_bytes(known.map(|known| value(&known)).fold(0, u64::saturating_add))
         };
         let (live, reserved) = (sum(|of| of.bytes_in_use), sum(|of| of.bytes_reserved));
-        let stacks = of.stacks.len() + of.stacks_left_out;
+        let stacks = of.stacks.len().saturating_add(of.stacks_left_out);
         vec![of.process.to_string(), stacks.to_string(), live, reserved, plain(&of.program)]
     });
     table(["PID", "stacks", "live", "reserved", "program"], rows.collect())
@@ -71,10 +71,10 @@ fn add_stack(stack: &StackMemory, earlier: Option<(&StackMemory, f64)>, lines: &
     };
     add(layers(&stack.report.layers), 0, "");
     let (shown, hidden) = first(&stack.streams);
-    add(streams(shown), hidden + stack.streams_left_out, "more stream");
+    add(streams(shown), hidden.saturating_add(stack.streams_left_out), "more stream");
     let holders = stack.report.layers.iter().map(|layer| &*layer.holders).find(|known| !known.is_empty());
     let (shown, hidden) = first(holders.unwrap_or_default());
-    add(of_holders(shown), hidden + stack.holders_left_out, "more holder");
+    add(of_holders(shown), hidden.saturating_add(stack.holders_left_out), "more holder");
     let most_free = stack.fragmentation.as_ref().map(|of| &*of.most_free).unwrap_or_default();
     add(segments(first(most_free).0), 0, "");
 }
@@ -324,6 +324,23 @@ not shown: a layer of stack 9 panicked";
         let expected =
             ["PID  stacks  live  reserved  program", "  7       1  3MiB      8MiB  train\u{fffd}[2J"];
         assert_eq!(list(&[document(1, 1)]), expected);
+    }
+
+    #[test]
+    fn numbers_that_make_no_sense_are_shown() {
+        let mut wrong = document(u64::MAX, u64::MAX);
+        let stack = &mut wrong.stacks[0];
+        stack.streams = vec![stack.streams[0].clone(); ROWS + 1];
+        (stack.streams_left_out, stack.holders_left_out) = (usize::MAX, usize::MAX);
+        stack.report.layers[0].holders = vec![stack.report.layers[0].holders[0].clone(); ROWS + 1];
+        let known = stack.report.layers[0].statistics.unwrap();
+        stack.report.layers[0].statistics = Some(known.bytes_in_use(u64::MAX).bytes_reserved(u64::MAX));
+        wrong.stacks.push(wrong.stacks[0].clone());
+        wrong.stacks_left_out = usize::MAX;
+        let text = list(&[wrong.clone()]).join("\n");
+        assert!(text.contains(&format!(" {} ", usize::MAX)) && text.contains("16.00EiB"), "{text}");
+        let text = lines(&wrong, Some(&document(0, 0))).join("\n");
+        assert!(text.contains("more streams") && text.contains("more holders"), "{text}");
     }
 
     #[test]
