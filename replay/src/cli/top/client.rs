@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::io::{self, ErrorKind, Read};
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -116,10 +117,7 @@ fn folders_of(process: Option<u32>, folder: Option<&Path>) -> Vec<PathBuf> {
         return vec![folder.to_owned()];
     }
     let own = geteuid().as_raw();
-    let owner = process.and_then(|process| {
-        use std::os::unix::fs::MetadataExt;
-        Some(fs::metadata(format!("/proc/{process}")).ok()?.uid())
-    });
+    let owner = process.and_then(|process| Some(fs::metadata(format!("/proc/{process}")).ok()?.uid()));
     folders(owner.unwrap_or(own))
 }
 
@@ -169,8 +167,13 @@ fn of_another_user(process: u32) -> String {
     format!("process {process} belongs to another user; run this command as that user or as root")
 }
 
+fn is_own_socket(path: &Path) -> bool {
+    let known = fs::symlink_metadata(path);
+    known.is_ok_and(|known| known.file_type().is_socket() && known.uid() == geteuid().as_raw())
+}
+
 /// Returns the memory of each program that can be watched, by process number, and why others cannot. Removes
-/// the sockets of processes that have ended without removing them.
+/// this user's sockets of processes that have ended without removing them.
 pub(super) fn list(folder: Option<&Path>, patience: Duration) -> (Vec<ProgramMemory>, Vec<String>) {
     let (mut found, mut errors) = (Vec::new(), Vec::new());
     for folder in folders_of(None, folder) {
@@ -180,8 +183,11 @@ pub(super) fn list(folder: Option<&Path>, patience: Duration) -> (Vec<ProgramMem
             let Some(process) = process else { continue };
             match ask(&path, patience) {
                 Ok(memory) => found.push(memory),
-                Err(_) if existence(process) == Existence::No => _ = fs::remove_file(&path),
-                Err(NoAnswer::Gone) => {}
+                Err(NoAnswer::Gone) => {
+                    if existence(process) == Existence::No && is_own_socket(&path) {
+                        let _ = fs::remove_file(&path);
+                    }
+                }
                 Err(NoAnswer::Slow) => errors.push(format!("process {process} does not answer")),
                 Err(NoAnswer::Denied) => errors.push(of_another_user(process)),
                 Err(NoAnswer::Wrong(why)) => errors.push(format!("process {process}: {why}")),
@@ -263,5 +269,24 @@ mod tests {
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 3);
         assert!(find(i32::MAX as u32, None, Duration::from_secs(1)).unwrap_err().contains("does not exist"));
         assert!(find(0, None, Duration::from_secs(1)).unwrap_err().contains("does not exist"));
+    }
+
+    /// A process of another container has a number that is unknown here, and may answer in another format.
+    #[test]
+    fn only_sockets_on_which_no_process_listens_are_removed() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = |number: i32| folder.path().join(socket_name(number as u32));
+        fs::write(path(i32::MAX), "a file").unwrap();
+        std::os::unix::fs::symlink(folder.path().join("nothing"), path(i32::MAX - 1)).unwrap();
+        let _slow = UnixListener::bind(path(i32::MAX - 2)).unwrap();
+        let other = UnixListener::bind(path(i32::MAX - 3)).unwrap();
+        let (found, errors) = thread::scope(|scope| {
+            scope.spawn(move || other.accept().unwrap().0.write_all(br#"{"format":2}"#).unwrap());
+            list(Some(folder.path()), Duration::from_secs(1))
+        });
+        assert_eq!((found.len(), errors.len()), (0, 2), "{errors:?}");
+        for number in 0..4 {
+            assert!(fs::symlink_metadata(path(i32::MAX - number)).is_ok(), "{number}");
+        }
     }
 }
