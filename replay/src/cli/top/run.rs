@@ -1,8 +1,8 @@
 //! Asks again and again, and shows the answers.
 
-use std::io::Write;
+use std::io::{self, Write};
 use std::path::Path;
-use std::thread;
+use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use millpond_core::watch::ProgramMemory;
@@ -18,6 +18,9 @@ use super::view;
 const PATIENCE: Duration = Duration::from_secs(10);
 /// How long it may take in a list of programs.
 const LIST_PATIENCE: Duration = Duration::from_secs(1);
+
+/// How long an answer may stay unseen.
+const LOOK: Duration = Duration::from_millis(10);
 
 /// Shows a program, or lists the programs that can be watched.
 pub(crate) fn run(args: &TopArgs, mut out: impl Write) -> Result<Verdict, Failure> {
@@ -43,13 +46,54 @@ fn print(
 ) -> Result<(), Failure> {
     match format {
         BenchFormatArg::Json => {
-            writeln!(out, "{}", serde_json::to_string(memory).map_err(std::io::Error::from)?)?;
+            writeln!(out, "{}", escaped(&serde_json::to_string(memory).map_err(io::Error::from)?))?;
         }
         BenchFormatArg::Table => {
             view::lines(memory, before).iter().try_for_each(|line| writeln!(out, "{line}"))?;
         }
     }
     Ok(out.flush()?)
+}
+
+/// Escapes the control characters that JSON allows in a text. A terminal takes U+009B for an escape sequence.
+fn escaped(json: &str) -> String {
+    let mut text = String::with_capacity(json.len());
+    for char in json.chars() {
+        match char {
+            '\u{7f}'..='\u{9f}' => text += &format!("\\u{:04x}", u32::from(char)),
+            char => text.push(char),
+        }
+    }
+    text
+}
+
+type Answer = Result<ProgramMemory, NoAnswer>;
+
+/// Asks after the interval, and returns the answer; `None` if the user leaves meanwhile. `wait` waits until a
+/// moment.
+fn answer(
+    interval: Duration,
+    ask: impl FnOnce() -> Answer + Send + 'static,
+    mut wait: impl FnMut(Instant) -> io::Result<Event>,
+) -> io::Result<Option<Answer>> {
+    let (until, mut asked, mut ask) = (Instant::now() + interval, None, Some(ask));
+    loop {
+        let until = if asked.is_some() { Instant::now() + LOOK } else { until };
+        match wait(until)? {
+            Event::Leave => return Ok(None),
+            Event::Resized => {}
+            Event::Time => {
+                // The program may be slow, and the user may leave meanwhile.
+                if let Some(ask) = ask.take() {
+                    asked = Some(thread::Builder::new().spawn(ask)?);
+                }
+            }
+        }
+        if asked.as_ref().is_some_and(JoinHandle::is_finished) {
+            let answer = asked.take().map(JoinHandle::join).transpose();
+            return answer.map_err(|_| io::Error::other("the thread that asks has panicked"));
+        }
+    }
 }
 
 /// Shows the program until it ends or the user leaves.
@@ -62,24 +106,30 @@ fn follow(
 ) -> Result<Verdict, Failure> {
     let (process, mut now, mut before, mut note) = (first.process, first, None, String::new());
     loop {
-        let next = Instant::now() + args.interval;
-        if let Some(screen) = &mut screen {
-            loop {
-                let mut lines = view::lines(&now, before.as_ref());
-                if !note.is_empty() {
-                    lines.insert(1, note.clone());
-                }
-                screen.draw(&lines, &mut out)?;
-                match screen.wait(next)? {
-                    Event::Time => break,
-                    Event::Resized => {}
-                    Event::Leave => return Ok(Verdict::Fine),
-                }
+        let answered = if let Some(screen) = &mut screen {
+            let mut lines = view::lines(&now, before.as_ref());
+            if !note.is_empty() {
+                lines.insert(1, note.clone());
             }
+            let socket = socket.to_owned();
+            screen.draw(&lines, &mut out)?;
+            answer(
+                args.interval,
+                move || ask(&socket, PATIENCE),
+                |until| {
+                    let event = screen.wait(until)?;
+                    if event == Event::Resized {
+                        screen.draw(&lines, &mut out)?;
+                    }
+                    Ok(event)
+                },
+            )?
         } else {
             thread::sleep(args.interval);
-        }
-        match ask(socket, PATIENCE) {
+            Some(ask(socket, PATIENCE))
+        };
+        let Some(answered) = answered else { return Ok(Verdict::Fine) };
+        match answered {
             Ok(memory) => {
                 before = Some(std::mem::replace(&mut now, memory));
                 note.clear();
@@ -123,4 +173,34 @@ fn show_list(args: &TopArgs, mut out: impl Write) -> Result<Verdict, Failure> {
     }
     errors.iter().for_each(|why| report(why));
     Ok(Verdict::Fine)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_user_can_leave_while_the_program_does_not_answer() {
+        let (end, ended) = std::sync::mpsc::channel::<()>();
+        let slow = move || {
+            let _ = ended.recv();
+            Err(NoAnswer::Slow)
+        };
+        let mut events = [Event::Resized, Event::Time, Event::Time, Event::Leave].into_iter();
+        let left = answer(Duration::ZERO, slow, |_| Ok(events.next().expect("the user has left")));
+        assert!(left.unwrap().is_none() && events.next().is_none());
+        drop(end);
+        let wait = |_| {
+            thread::yield_now();
+            Ok(Event::Time)
+        };
+        let gone = answer(Duration::ZERO, || Err(NoAnswer::Gone), wait);
+        assert!(matches!(gone, Ok(Some(Err(NoAnswer::Gone)))));
+    }
+
+    #[test]
+    fn json_has_no_control_characters() {
+        let json = serde_json::to_string("\u{9b}2Jä\u{7f}\u{a0}\u{1b}").unwrap();
+        assert_eq!(escaped(&json), "\"\\u009b2Jä\\u007f\u{a0}\\u001b\"");
+    }
 }
