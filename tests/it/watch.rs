@@ -5,6 +5,8 @@
 use std::fs;
 use std::io::Read;
 use std::ops::Deref;
+#[cfg(target_os = "linux")]
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -292,6 +294,49 @@ fn a_forked_child_has_its_own_socket_and_leaves_its_parents() {
             is_over.store(true, Ordering::Relaxed);
         });
         assert_eq!(texts(&own(&folder)), ["cuda+pool"]);
+    });
+}
+
+/// The descriptors of this process's sockets.
+#[cfg(target_os = "linux")]
+fn sockets() -> Vec<libc::c_int> {
+    let all = fs::read_dir("/proc/self/fd").unwrap().map(|entry| entry.unwrap().path());
+    let open =
+        all.filter(|path| fs::read_link(path).is_ok_and(|to| to.to_string_lossy().starts_with("socket:")));
+    open.map(|path| path.file_name().unwrap().to_str().unwrap().parse().unwrap()).collect()
+}
+
+/// A program that closes what it did not open may get the socket's number for a file of its own.
+#[test]
+#[cfg(target_os = "linux")]
+fn a_file_with_the_number_of_the_closed_socket_stays_open() {
+    own_process::run(|| {
+        let folder = turn_on();
+        let before = sockets();
+        let stack = build("cuda+pool", &device());
+        let opened: Vec<_> = sockets().into_iter().filter(|number| !before.contains(number)).collect();
+        let [number] = opened[..] else { panic!("{opened:?}") };
+        let path = folder.join("other.sock");
+        let other = UnixListener::bind(&path).unwrap();
+        // SAFETY: `number` becomes another name of `other`, and nothing else uses it.
+        assert_eq!(unsafe { libc::dup2(other.as_raw_fd(), number) }, number);
+        // SAFETY: the child makes the tested call, and ends.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            // SAFETY: the calls have no other effect.
+            unsafe { libc::_exit((libc::fcntl(number, libc::F_GETFD) == -1).into()) };
+        }
+        wait_for(child);
+        // The thread waits on the closed socket until a reader comes. It leaves the other one alone.
+        check(&own(&folder), &stack);
+        while threads().contains(&"millpond-watch\n".to_owned()) {
+            thread::yield_now();
+        }
+        let reader = UnixStream::connect(&path).unwrap();
+        let (accepted, _) = other.accept().unwrap();
+        drop((reader, accepted));
+        // SAFETY: the call has no other effect.
+        assert_ne!(unsafe { libc::fcntl(number, libc::F_GETFD) }, -1);
     });
 }
 

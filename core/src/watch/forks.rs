@@ -4,7 +4,10 @@
 //! the pool. So a fork waits for the stack that is being reported, though not for long: the report may wait
 //! for a lock that the forking thread holds.
 
-use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
+use std::cell::Cell;
+use std::io;
+use std::mem::MaybeUninit;
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -12,8 +15,16 @@ use std::time::{Duration, Instant};
 static IS_BUSY: AtomicBool = AtomicBool::new(false);
 /// Whether the forking thread holds it.
 static IS_FORKING: AtomicBool = AtomicBool::new(false);
-/// The socket, which a child closes; -1 for none.
+/// The number of the socket, which a child closes; -1 for none.
 static SOCKET: AtomicI32 = AtomicI32::new(-1);
+/// The device and the inode of the socket. If the program closes descriptors that it did not open, the number
+/// may belong to another file by now.
+static FILE: [AtomicU64; 2] = [AtomicU64::new(0), AtomicU64::new(0)];
+
+thread_local! {
+    /// Whether this thread is in [`between`].
+    static REPORTS: Cell<bool> = const { Cell::new(false) };
+}
 
 /// How long a fork waits.
 const PATIENCE: Duration = Duration::from_secs(1);
@@ -29,26 +40,78 @@ fn lock(patience: Duration) -> bool {
     true
 }
 
-/// Runs `report` so that the process does not fork meanwhile.
-pub(super) fn between<T>(report: impl FnOnce() -> T) -> T {
-    struct Unlock;
-    impl Drop for Unlock {
-        fn drop(&mut self) {
+/// Holds or leaves `IS_BUSY` until it is dropped, also by a panic.
+struct Turn {
+    ends_busy: bool,
+}
+
+impl Turn {
+    fn begin(is_busy: bool) -> Self {
+        if is_busy {
+            while !lock(Duration::MAX) {}
+        } else {
             IS_BUSY.store(false, Ordering::Release);
         }
+        REPORTS.set(is_busy);
+        Self { ends_busy: !is_busy }
     }
-    while !lock(Duration::MAX) {}
-    let _unlock = Unlock;
+}
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        std::mem::forget(Self::begin(self.ends_busy));
+    }
+}
+
+/// Runs `report` so that the process does not fork meanwhile.
+pub(super) fn between<T>(report: impl FnOnce() -> T) -> T {
+    let _turn = Turn::begin(true);
     report()
 }
 
+/// Runs a part of a report so that the process may fork meanwhile.
+pub(super) fn open<T>(part: impl FnOnce() -> T) -> T {
+    let _turn = REPORTS.get().then(|| Turn::begin(false));
+    part()
+}
+
 /// Closes this socket in forked children, and watches forks from now on.
-pub(super) fn watch(socket: i32) {
+pub(super) fn watch(socket: i32) -> io::Result<()> {
     static IS_REGISTERED: AtomicBool = AtomicBool::new(false);
-    SOCKET.store(socket, Ordering::Relaxed);
+    let file = file_of(socket).ok_or_else(io::Error::last_os_error)?;
+    FILE.iter().zip(file).for_each(|(known, part)| known.store(part, Ordering::Relaxed));
+    SOCKET.store(socket, Ordering::Release);
     if !IS_REGISTERED.swap(true, Ordering::Relaxed) {
         // SAFETY: the handlers do not unwind, and use only statics and calls that a forked child may make.
         unsafe { libc::pthread_atfork(Some(before), Some(after), Some(in_child)) };
+    }
+    Ok(())
+}
+
+/// Returns whether the number of the socket still belongs to the socket.
+pub(super) fn has_socket() -> bool {
+    is_socket(SOCKET.load(Ordering::Acquire))
+}
+
+/// Forgets the socket, which children no longer close. Returns whether its number still belongs to it.
+pub(super) fn forget() -> bool {
+    is_socket(SOCKET.swap(-1, Ordering::Acquire))
+}
+
+fn is_socket(number: i32) -> bool {
+    number >= 0 && file_of(number) == Some(FILE.each_ref().map(|part| part.load(Ordering::Relaxed)))
+}
+
+/// Returns the device and the inode of an open file. A forked child may call this.
+#[allow(clippy::unnecessary_cast)] // The types differ between systems.
+fn file_of(number: i32) -> Option<[u64; 2]> {
+    let mut known = MaybeUninit::<libc::stat>::uninit();
+    // SAFETY: the call fills `known` if it returns 0.
+    unsafe {
+        (libc::fstat(number, known.as_mut_ptr()) == 0).then(|| {
+            let known = known.assume_init();
+            [known.st_dev as u64, known.st_ino as u64]
+        })
     }
 }
 
@@ -68,9 +131,32 @@ extern "C" fn in_child() {
     // The thread that reported is not in the child.
     IS_FORKING.store(false, Ordering::Relaxed);
     IS_BUSY.store(false, Ordering::Release);
-    let socket = SOCKET.swap(-1, Ordering::Relaxed);
-    if socket >= 0 {
+    let socket = SOCKET.swap(-1, Ordering::Acquire);
+    if is_socket(socket) {
         // SAFETY: the descriptor is this process's copy of the socket, which only the watch thread used.
         unsafe { libc::close(socket) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A fork that waited for the whole report would stop Python for a second: it has the GIL, for which the
+    /// report waits to name its stacks.
+    #[test]
+    fn a_fork_goes_on_while_a_report_waits_for_the_program() {
+        let is_free = || {
+            let is_free = lock(Duration::ZERO);
+            if is_free {
+                IS_BUSY.store(false, Ordering::Release);
+            }
+            is_free
+        };
+        let parts = between(|| (is_free(), open(is_free), open(|| open(is_free)), is_free()));
+        assert_eq!(parts, (false, true, true, false));
+        assert!(open(is_free) && is_free(), "outside a report, nothing changes");
+        let panicked = std::panic::catch_unwind(|| between(|| open(|| panic!("on purpose"))));
+        assert!(panicked.is_err() && is_free());
     }
 }

@@ -5,7 +5,7 @@ use std::fs::{self, Permissions};
 use std::io::{self, Write};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, IntoRawFd};
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::ptr::null_mut;
@@ -27,15 +27,18 @@ pub(super) fn start(
     let path = prepare(value)?.join(socket_name(std::process::id()));
     let failed = |error: io::Error| format!("the socket {} cannot be opened: {error}", path.display());
     let listener = bind(&path).map_err(failed)?;
-    forks::watch(listener.as_raw_fd());
+    forks::watch(listener.as_raw_fd()).map_err(failed)?;
     let serve = move || {
         serve(&listener, &memory);
-        // The number may belong to another file by now.
-        let _ = listener.into_raw_fd();
+        if !forks::forget() {
+            // The number belongs to another file by now.
+            let _ = listener.into_raw_fd();
+        }
     };
     match thread::Builder::new().name("millpond-watch".to_owned()).spawn(serve) {
         Ok(_) => Ok(path),
         Err(error) => {
+            forks::forget();
             let _ = fs::remove_file(&path);
             Err(format!("the thread cannot be started: {error}"))
         }
@@ -46,7 +49,7 @@ pub(super) fn start(
 /// old socket of that name is removed, unless a process of another container listens on it.
 fn bind(path: &Path) -> io::Result<UnixListener> {
     let listener = match UnixListener::bind(path) {
-        Err(error) if error.kind() == io::ErrorKind::AddrInUse && UnixStream::connect(path).is_err() => {
+        Err(error) if error.kind() == io::ErrorKind::AddrInUse && is_left_over(path) => {
             fs::remove_file(path)?;
             UnixListener::bind(path)
         }
@@ -56,9 +59,17 @@ fn bind(path: &Path) -> io::Result<UnixListener> {
     Ok(listener)
 }
 
+/// Returns whether this is a socket on which no process listens.
+fn is_left_over(path: &Path) -> bool {
+    let is_socket = fs::symlink_metadata(path).is_ok_and(|known| known.file_type().is_socket());
+    let refused = |error: io::Error| error.kind() == io::ErrorKind::ConnectionRefused;
+    is_socket && UnixStream::connect(path).err().is_some_and(refused)
+}
+
 fn serve(listener: &UnixListener, memory: impl Fn() -> ProgramMemory) {
     block_signals();
-    loop {
+    // The program may have closed all descriptors, and opened files of the same numbers.
+    while forks::has_socket() {
         match listener.accept() {
             Ok((reader, _)) => {
                 // A reader that has gone needs no answer.
@@ -70,7 +81,6 @@ fn serve(listener: &UnixListener, memory: impl Fn() -> ProgramMemory) {
                 Some(libc::EMFILE | libc::ENFILE | libc::ENOBUFS | libc::ENOMEM) => {
                     thread::sleep(Duration::from_secs(1));
                 }
-                // The program has closed all descriptors.
                 _ => return,
             },
         }

@@ -146,7 +146,8 @@ impl Watched {
             ..ProgramMemory::default()
         };
         for (id, stack) in outer {
-            // The layers may be the program's own. The stack is dropped inside, too.
+            // The layers may be the program's own. The stack is dropped inside, too. Forks pass while a
+            // layer names the program's stacks, which may need a lock that the forking thread holds.
             let report = move || StackMemory::of(id, &stack);
             match catch_unwind(AssertUnwindSafe(|| forks::between(report))) {
                 Ok(of) => memory.stacks.push(of),
