@@ -7,9 +7,7 @@ use millpond_snapshot::import;
 
 use crate::pickle::{Py, pickle};
 use crate::texts::files;
-use crate::{HEADER, imported, read};
-
-use crate::{imported, of_device, read};
+use crate::{HEADER, imported, of_device, read};
 
 #[track_caller]
 fn refused(bytes: &[u8], texts: &[&str]) {
