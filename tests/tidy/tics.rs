@@ -8,7 +8,7 @@ pub(crate) const TICS: [(&str, usize); 11] = [
     (concat!("that ", "of"), 0),
     (concat!("those ", "of"), 0),
     // PyTorch's message in its reader.
-    (concat!("of ", "which"), 3),
+    (concat!("of ", "which"), 4),
     // Headings and questions on pages.
     (concat!("what ", "it"), 10),
     (concat!("what ", "the"), 4),

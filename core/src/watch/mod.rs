@@ -74,9 +74,10 @@ pub fn add(resource: &AnyResource) {
     }
 }
 
-/// Runs code of the program that may wait for a lock of the program, such as Python's GIL. A fork waits for an
-/// answer that is being made, and may have the lock. If this thread makes an answer, forks go on during
-/// `wait`. The caller holds no lock.
+/// Runs code of the program that may wait for a lock of the program, such as Python's GIL.
+///
+/// A fork waits until an answer is made, and the forking thread may have that lock. If this thread makes an
+/// answer, forks go on during `wait`. The caller holds no lock.
 ///
 /// A layer calls it in its [`layer_memory`](crate::ReportsMemory::layer_memory):
 ///

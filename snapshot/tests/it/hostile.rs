@@ -404,8 +404,8 @@ fn files_with_random_damage_are_read_or_refused() {
     }
 }
 
-/// Addresses that have the same bits in a map whose hash is a multiplication. With such a map, this test takes
-/// minutes.
+/// Addresses that have the same bits in a map whose hash is a multiplication. With such a map, this test
+/// takes minutes.
 #[test]
 fn addresses_cannot_be_chosen_so_that_maps_are_slow() {
     const MULTIPLIER: u64 = 0xf135_7aea_2e62_a9c5;

@@ -243,7 +243,7 @@ enum ArgsKey {
     Other,
 }
 
-/// An object of which some keys matter. If a key comes twice, the last value counts.
+/// An object with some keys that matter. If a key comes twice, the last value counts.
 trait Object: Default {
     type Key: DeserializeOwned;
 
