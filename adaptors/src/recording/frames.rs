@@ -3,7 +3,6 @@
 use std::fmt::{self, Write};
 use std::sync::{Arc, LazyLock};
 
-use millpond_core::watch::let_forks_pass;
 use parking_lot::{Mutex, RwLock};
 use rustc_hash::FxHashMap;
 
@@ -49,23 +48,7 @@ pub fn set_stack_source(source: Option<Arc<dyn StackSource>>) -> Option<Arc<dyn 
 
 pub(super) fn source() -> Arc<dyn StackSource> {
     static NATIVE: LazyLock<Arc<Native>> = LazyLock::new(Arc::default);
-    match SOURCE.read().clone() {
-        Some(source) => Arc::new(OfProgram(source)),
-        None => Arc::clone(&*NATIVE) as _,
-    }
-}
-
-/// The program's own source. It may wait for a lock of the program to name a stack.
-struct OfProgram(Arc<dyn StackSource>);
-
-impl StackSource for OfProgram {
-    fn capture(&self) -> u64 {
-        self.0.capture()
-    }
-
-    fn frames(&self, stack: u64) -> Vec<Frame> {
-        let_forks_pass(|| self.0.frames(stack))
-    }
+    SOURCE.read().clone().unwrap_or_else(|| Arc::clone(&*NATIVE) as _)
 }
 
 impl fmt::Debug for dyn StackSource {
