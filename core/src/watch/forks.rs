@@ -4,7 +4,6 @@
 //! the pool. So a fork waits for the stack that is being reported, though not for long: the report may wait
 //! for a lock that the forking thread holds.
 
-use std::cell::Cell;
 use std::io;
 use std::mem::MaybeUninit;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
@@ -21,11 +20,6 @@ static SOCKET: AtomicI32 = AtomicI32::new(-1);
 /// may belong to another file by now.
 static FILE: [AtomicU64; 2] = [AtomicU64::new(0), AtomicU64::new(0)];
 
-thread_local! {
-    /// Whether this thread is in [`between`].
-    static REPORTS: Cell<bool> = const { Cell::new(false) };
-}
-
 /// How long a fork waits.
 const PATIENCE: Duration = Duration::from_secs(1);
 
@@ -40,39 +34,20 @@ fn lock(patience: Duration) -> bool {
     true
 }
 
-/// Holds or leaves `IS_BUSY` until it is dropped, also by a panic.
-struct Turn {
-    ends_busy: bool,
-}
-
-impl Turn {
-    fn begin(is_busy: bool) -> Self {
-        if is_busy {
-            while !lock(Duration::MAX) {}
-        } else {
-            IS_BUSY.store(false, Ordering::Release);
-        }
-        REPORTS.set(is_busy);
-        Self { ends_busy: !is_busy }
-    }
-}
+/// Holds `IS_BUSY` until it is dropped, also by a panic.
+struct Turn;
 
 impl Drop for Turn {
     fn drop(&mut self) {
-        std::mem::forget(Self::begin(self.ends_busy));
+        IS_BUSY.store(false, Ordering::Release);
     }
 }
 
 /// Runs `report` so that the process does not fork meanwhile.
 pub(super) fn between<T>(report: impl FnOnce() -> T) -> T {
-    let _turn = Turn::begin(true);
+    while !lock(Duration::MAX) {}
+    let _turn = Turn;
     report()
-}
-
-/// Runs a part of a report so that the process may fork meanwhile.
-pub(super) fn open<T>(part: impl FnOnce() -> T) -> T {
-    let _turn = REPORTS.get().then(|| Turn::begin(false));
-    part()
 }
 
 /// Closes this socket in forked children, and watches forks from now on.
@@ -142,21 +117,11 @@ extern "C" fn in_child() {
 mod tests {
     use super::*;
 
-    /// A fork that waited for the whole report would stop Python for a second: it has the GIL, for which the
-    /// report waits to name its stacks.
     #[test]
-    fn a_fork_goes_on_while_a_report_waits_for_the_program() {
-        let is_free = || {
-            let is_free = lock(Duration::ZERO);
-            if is_free {
-                IS_BUSY.store(false, Ordering::Release);
-            }
-            is_free
-        };
-        let parts = between(|| (is_free(), open(is_free), open(|| open(is_free)), is_free()));
-        assert_eq!(parts, (false, true, true, false));
-        assert!(open(is_free) && is_free(), "outside a report, nothing changes");
-        let panicked = std::panic::catch_unwind(|| between(|| open(|| panic!("on purpose"))));
+    fn a_report_that_panics_lets_forks_go_on() {
+        let is_free = || !IS_BUSY.load(Ordering::Acquire);
+        assert!(!between(is_free), "a report keeps forks apart");
+        let panicked = std::panic::catch_unwind(|| between(|| panic!("on purpose")));
         assert!(panicked.is_err() && is_free());
     }
 }

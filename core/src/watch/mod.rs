@@ -74,30 +74,6 @@ pub fn add(resource: &AnyResource) {
     }
 }
 
-/// Runs code of the program that may wait for a lock of the program, such as Python's GIL.
-///
-/// A fork waits until an answer is made, and the forking thread may have that lock. If this thread makes an
-/// answer, forks go on during `wait`. The caller holds no lock.
-///
-/// A layer calls it in its [`layer_memory`](crate::ReportsMemory::layer_memory):
-///
-/// ```
-/// use millpond_core::Holder;
-/// use millpond_core::watch::let_forks_pass;
-///
-/// fn named(mut holder: Holder, name: impl FnOnce() -> String) -> Holder {
-///     holder.backtrace = Some(let_forks_pass(name));
-///     holder
-/// }
-/// # assert_eq!(named(Holder::default(), || "train".into()).backtrace.as_deref(), Some("train"));
-/// ```
-pub fn let_forks_pass<T>(wait: impl FnOnce() -> T) -> T {
-    #[cfg(all(unix, feature = "watch"))]
-    return forks::open(wait);
-    #[cfg(not(all(unix, feature = "watch")))]
-    wait()
-}
-
 #[cfg(all(unix, feature = "watch"))]
 fn add_watched(resource: &AnyResource, value: OsString) {
     watched::add(resource, value);
