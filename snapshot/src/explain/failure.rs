@@ -352,12 +352,18 @@ fn other_pool(
     let share = "share one graph pool among graphs that never run at the same time: \
                  torch.cuda.graph(graph, pool=other.pool())";
     let flush = "call torch.cuda.empty_cache() when a stream is no longer used";
+    let is_private = |segment: &Segment| segment.lane.pool.is_some_and(|pool| pool != DEFAULT_POOL);
+    let mut fixes = match moment.segments().iter().any(is_private) {
+        true => vec![share.to_owned()],
+        false => expandable(recording),
+    };
+    fixes.push(flush.to_owned());
     Diagnosis {
         code: "other_pool",
         what,
         evidence,
         holders: holders::by_stack(recording, &takers(recording, explained, moment), HOLDERS),
-        fixes: vec![share.to_owned(), flush.to_owned()],
+        fixes,
     }
 }
 

@@ -103,6 +103,13 @@ fn programs_that_ran_out_of_memory_are_told_the_cause_the_line_and_a_change() {
             "split_size.py:22 in encode",
             "max_split_size_mb and max_non_split_rounding_mb",
         ),
+        (
+            "streams",
+            "oom_other_pool",
+            "streams.py:29 in forward",
+            "streams.py:23 in prefetch",
+            "expandable_segments",
+        ),
         ("too_big", "oom_does_not_fit", "too_big.py:18 in distances", "too_big.py:29 in main", "smaller"),
     ] {
         let explanation = explain(&snapshot(&format!("fail_{name}")), None);
