@@ -362,9 +362,20 @@ fn other_pool(
         code: "other_pool",
         what,
         evidence,
-        holders: holders::by_stack(recording, &takers(recording, explained, moment), HOLDERS),
+        holders: match takers(recording, explained, moment) {
+            takers if takers.is_empty() => {
+                holders::by_stack(recording, of_others(recording, explained, moment), HOLDERS)
+            }
+            takers => holders::by_stack(recording, &takers, HOLDERS),
+        },
         fixes,
     }
+}
+
+/// Returns the blocks of other streams in partly free segments: they keep this memory for their stream.
+fn of_others<'a>(recording: &Recording, explained: &Explained, moment: &'a Moment) -> Vec<&'a LiveBlock> {
+    let stream = recording.event(explained.ledger.event as usize).map(|event| recording.lane(event).stream);
+    pinning(moment).0.into_iter().filter(|block| Some(block.lane.stream) != stream).collect()
 }
 
 /// Explains a failed request for which the free memory would suffice in one piece.
