@@ -18,3 +18,6 @@ pub const ROUNDED: &str = "RoundedSize";
 pub const BEFORE: &str = "Before";
 /// Data that has no column of its own: notes, separated by `;`.
 pub const NOTES: &str = "Notes";
+
+/// The columns that only recordings have. [`Event`](super::Event) has none of them.
+pub const OF_RECORDINGS: [&str; 8] = [UNIX, STEP, STACK, POOL, TAG, ROUNDED, BEFORE, NOTES];

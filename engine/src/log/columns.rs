@@ -12,25 +12,13 @@ const REQUIRED: [&str; 6] = ["Thread", "Time", "Action", "Pointer", "Size", "Str
 /// Optional columns that RMM lacks.
 const FURTHER: [&str; 5] = ["Device", "Alignment", "Sequence", "MonotonicNs", "DurationNs"];
 
-/// The columns of recordings that were written as a log; [`super::event::Event`] has none of them.
-const OF_RECORDINGS: [&str; 8] = [
-    column::UNIX,
-    column::STEP,
-    column::STACK,
-    column::POOL,
-    column::TAG,
-    column::ROUNDED,
-    column::BEFORE,
-    column::NOTES,
-];
-
 /// The positions of the columns in one log.
 #[derive(Clone, Default, Debug)]
 pub(super) struct Columns {
     count: usize,
     required: [usize; REQUIRED.len()],
     further: [Option<usize>; FURTHER.len()],
-    of_recordings: [Option<usize>; OF_RECORDINGS.len()],
+    of_recordings: [Option<usize>; column::OF_RECORDINGS.len()],
 }
 
 /// The name of the column, if the error is about one, and the reason.
@@ -48,20 +36,20 @@ impl Columns {
                 (Some(name), reason.to_owned())
             })?;
         }
-        let of_recordings = OF_RECORDINGS.map(position);
+        let of_recordings = column::OF_RECORDINGS.map(position);
         Ok(Self { count: header.len(), required, further: FURTHER.map(position), of_recordings })
     }
 
     /// Returns whether the log has a column.
     pub(super) fn has(&self, name: &str) -> bool {
-        let names = OF_RECORDINGS.iter().zip(&self.of_recordings);
+        let names = column::OF_RECORDINGS.iter().zip(&self.of_recordings);
         let mut names = names.chain(FURTHER.iter().zip(&self.further));
         names.any(|(known, place)| *known == name && place.is_some())
     }
 
     /// Returns a cell of a column that only recordings have; empty if the log has no such column.
     pub(super) fn of_recording<'a>(&self, row: &'a ByteRecord, name: &str) -> &'a [u8] {
-        let column = OF_RECORDINGS.iter().position(|known| *known == name);
+        let column = column::OF_RECORDINGS.iter().position(|known| *known == name);
         let place = column.and_then(|column| self.of_recordings[column]);
         place.and_then(|place| row.get(place)).unwrap_or(b"")
     }

@@ -7,7 +7,7 @@ use millpond_engine::text::number_of;
 
 use super::explanation::{Diagnosis, Explained, Occasion};
 use super::failure;
-use super::fixes::expandable;
+use super::fixes::less_fragmentation;
 use super::holders::{self, HOLDERS};
 use super::leak;
 use crate::recording::{EventKind, Id, Moment, Recording, Sums};
@@ -92,7 +92,7 @@ fn growth(recording: &Recording, sums: &Sums, peak: &Explained) -> Option<Diagno
             number_of(sizes.len() as u64, "different size")
         ),
     ];
-    let fixes = expandable(recording);
+    let fixes = less_fragmentation(recording);
     Some(Diagnosis {
         code: "reserved_beyond_need",
         what: "the allocator reserved much more than the program ever used at once".to_owned(),

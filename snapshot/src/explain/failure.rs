@@ -7,7 +7,7 @@ use millpond_core::{ByteSize, format_bytes};
 use millpond_engine::text::number_of;
 
 use super::explanation::{Diagnosis, Explained};
-use super::fixes::{expandable, raise_limit};
+use super::fixes::{less_fragmentation, raise_limit};
 use super::holders::{self, HOLDERS, Holder};
 use super::{leak, settings};
 use crate::peers::torch::model::DEFAULT_POOL;
@@ -84,14 +84,14 @@ pub(super) fn explained(
     }
     let Some(free) = explained.device_free_bytes else {
         let what = "how much memory the device had free is not recorded, so the cause is not known";
-        let fixes = expandable(recording);
+        let fixes = less_fragmentation(recording);
         return Some(with_holders(UNEXPLAINED, what.to_owned(), evidence, explained, fixes));
     };
     let asked = from_the_driver(wanted);
     if asked <= free {
         let free = bytes(free);
         let what = format!("the device had {free} free, but a limit of the process forbade their use");
-        let fixes = [vec![raise_limit(recording)], expandable(recording)].concat();
+        let fixes = [vec![raise_limit(recording)], less_fragmentation(recording)].concat();
         return Some(with_holders("limit", what, evidence, explained, fixes));
     }
     if ledger.pinned_bytes > 0 && asked <= unused.saturating_add(free) {
@@ -115,7 +115,7 @@ fn lost_to_rounding(
         (format_bytes(explained.ledger.rounding_bytes), format_bytes(explained.ledger.active_bytes));
     let settings = settings::named(recording, |name| name.contains("split") || name.contains("roundup"));
     let fixes = match settings.join(" and ") {
-        names if names.is_empty() => expandable(recording),
+        names if names.is_empty() => less_fragmentation(recording),
         names => vec![format!("omit {names} from PYTORCH_CUDA_ALLOC_CONF")],
     };
     let what = format!(
@@ -355,7 +355,7 @@ fn other_pool(
     let is_private = |segment: &Segment| segment.lane.pool.is_some_and(|pool| pool != DEFAULT_POOL);
     let mut fixes = match moment.segments().iter().any(is_private) {
         true => vec![share.to_owned()],
-        false => expandable(recording),
+        false => less_fragmentation(recording),
     };
     fixes.push(flush.to_owned());
     Diagnosis {
@@ -410,7 +410,7 @@ fn fragmentation(
         },
         evidence,
         holders: holders::by_stack(recording, blocks, HOLDERS),
-        fixes: expandable(recording),
+        fixes: less_fragmentation(recording),
     }
 }
 

@@ -29,7 +29,7 @@ impl Allocator {
 }
 
 /// Returns the lines that reduce fragmentation.
-pub(super) fn expandable(recording: &Recording) -> Vec<String> {
+pub(super) fn less_fragmentation(recording: &Recording) -> Vec<String> {
     let is_on =
         recording.settings().iter().any(|(name, value)| name == "expandable_segments" && value == "True");
     let allocator = Allocator::of(recording);
@@ -92,7 +92,7 @@ mod tests {
             (Source::BFC, &[], "TF_GPU_ALLOCATOR", "XLA_PYTHON_CLIENT_MEM_FRACTION"),
         ] {
             let recording = recording(format, settings);
-            let (fixes, raise) = (expandable(&recording).join("; "), raise_limit(&recording));
+            let (fixes, raise) = (less_fragmentation(&recording).join("; "), raise_limit(&recording));
             assert!(
                 fixes.contains(lines) && raise.contains(limit),
                 "{format} {settings:?}: {fixes}; {raise}"

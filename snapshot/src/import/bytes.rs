@@ -57,16 +57,24 @@ impl<'a> Bytes<'a> {
     fn fill(&mut self) -> io::Result<usize> {
         self.before += self.buffer.len() as u64;
         self.at = 0;
-        self.buffer.resize(BUFFER_BYTES, 0);
-        let read = loop {
-            match self.source.read(&mut self.buffer) {
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                other => break other,
-            }
-        };
-        self.buffer.truncate(*read.as_ref().unwrap_or(&0));
-        read
+        refill(&mut self.source, &mut self.buffer, BUFFER_BYTES)
     }
+}
+
+/// Reads at most `bytes` into a buffer, which loses its contents. Returns how many it read; 0 at the end.
+///
+/// # Errors
+/// The source cannot be read. The buffer is then empty.
+pub(super) fn refill(source: &mut impl Read, buffer: &mut Vec<u8>, bytes: usize) -> io::Result<usize> {
+    buffer.resize(bytes, 0);
+    let read = loop {
+        match source.read(buffer) {
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            other => break other,
+        }
+    };
+    buffer.truncate(*read.as_ref().unwrap_or(&0));
+    read
 }
 
 impl Read for Bytes<'_> {

@@ -25,18 +25,6 @@ pub(super) use mixed::{is_mixed, is_start};
 /// The most logs in one file.
 const MOST_LOGS: u64 = 64;
 
-/// Columns that only recordings have. Each needs the text of its row.
-const OF_RECORDINGS: [&str; 8] = [
-    column::UNIX,
-    column::STEP,
-    column::STACK,
-    column::POOL,
-    column::TAG,
-    column::ROUNDED,
-    column::BEFORE,
-    column::NOTES,
-];
-
 /// The bytes of an entry in the map of live blocks, including its share of free space.
 const LIVE_BYTES: usize = 96;
 
@@ -144,7 +132,8 @@ fn rows(
     mut before: Option<&mut Before>,
     budget: &mut Budget,
 ) -> Result<Option<LogError>, Refusal> {
-    if !OF_RECORDINGS.iter().any(|name| reader.has_column(name)) {
+    // The columns of recordings need the text of each row.
+    if !column::OF_RECORDINGS.iter().any(|name| reader.has_column(name)) {
         for_each_row(&mut reader, |row, _| {
             let row = row.map_err(refusal)?;
             plain_row(&row, recording, devices, before.as_deref_mut(), budget)

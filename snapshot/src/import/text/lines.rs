@@ -1,5 +1,6 @@
 //! The lines of a text from any program: bounded in length, without escape sequences.
 
+use crate::import::bytes::refill;
 use std::io::{self, Cursor, Read};
 
 /// How much of a line is kept, in bytes. Other programs write lines without end, such as progress bars.
@@ -69,15 +70,7 @@ impl<R: Read> TextLines<R> {
 
     fn fill(&mut self) -> io::Result<bool> {
         self.at = 0;
-        self.buffer.resize(BUFFER_BYTES, 0);
-        let read = loop {
-            match self.source.read(&mut self.buffer) {
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                other => break other,
-            }
-        };
-        self.buffer.truncate(*read.as_ref().unwrap_or(&0));
-        read.map(|count| count > 0)
+        refill(&mut self.source, &mut self.buffer, BUFFER_BYTES).map(|count| count > 0)
     }
 
     fn text(&self) -> String {
