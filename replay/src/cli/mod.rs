@@ -58,7 +58,9 @@ use millpond_core::{Error, environment};
 use millpond_driver::DeviceSpec;
 use millpond_measure::bench as workloads;
 use millpond_measure::busy as in_flight;
-use tracing_subscriber::EnvFilter;
+use tracing_subscriber::filter::Targets;
+use tracing_subscriber::layer::SubscriberExt;
+use tracing_subscriber::util::SubscriberInitExt;
 
 use crate::compare::{self, Settings};
 use crate::report::Format;
@@ -229,11 +231,12 @@ const USUAL: &str = "error,millpond::stack=warn";
 fn show_diagnostics() -> Result<(), Failure> {
     let text = environment::variable("MILLPOND_LOG").unwrap_or(USUAL.into());
     let text = text.to_string_lossy();
-    let filter = EnvFilter::try_new(&text).map_err(|error| {
+    let filter: Targets = text.parse().map_err(|error| {
         let advice = "write for example MILLPOND_LOG=debug or MILLPOND_LOG=millpond=trace";
         Error::invalid_argument(format!("MILLPOND_LOG=`{text}`: {error}; {advice}"))
     })?;
     let ansi = anstream::AutoStream::choice(&io::stderr()) != anstream::ColorChoice::Never;
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr).with_ansi(ansi).init();
+    let lines = tracing_subscriber::fmt::layer().with_writer(io::stderr).with_ansi(ansi);
+    tracing_subscriber::registry().with(lines).with(filter).init();
     Ok(())
 }
