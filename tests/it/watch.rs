@@ -167,7 +167,24 @@ fn a_stack_with_a_recording_tells_its_call_sites() {
 #[cfg(target_os = "linux")]
 fn threads() -> Vec<String> {
     let tasks = fs::read_dir("/proc/self/task").unwrap();
-    tasks.map(|task| fs::read_to_string(task.unwrap().path().join("comm")).unwrap()).collect()
+    // A thread may end while this reads.
+    tasks.filter_map(|task| fs::read_to_string(task.unwrap().path().join("comm")).ok()).collect()
+}
+
+/// Waits until the socket's thread sleeps. After an answer it sleeps only while it waits for a reader.
+#[cfg(target_os = "linux")]
+fn await_waiting_thread() {
+    let sleeps = || {
+        let mut tasks = fs::read_dir("/proc/self/task").unwrap();
+        // The state follows the name, which is in parentheses.
+        tasks.any(|task| {
+            let stat = fs::read_to_string(task.unwrap().path().join("stat")).unwrap_or_default();
+            stat.contains("(millpond-watch) S ")
+        })
+    };
+    while !sleeps() {
+        thread::yield_now();
+    }
 }
 
 #[test]
@@ -318,6 +335,8 @@ fn a_file_with_the_number_of_the_closed_socket_stays_open() {
         let [number] = opened[..] else { panic!("{opened:?}") };
         let path = folder.join("other.sock");
         let other = UnixListener::bind(&path).unwrap();
+        check(&own(&folder), &stack);
+        await_waiting_thread();
         // SAFETY: `number` becomes another name of `other`, and nothing else uses it.
         assert_eq!(unsafe { libc::dup2(other.as_raw_fd(), number) }, number);
         // SAFETY: the child makes the tested call, and ends.
@@ -327,7 +346,7 @@ fn a_file_with_the_number_of_the_closed_socket_stays_open() {
             unsafe { libc::_exit((libc::fcntl(number, libc::F_GETFD) == -1).into()) };
         }
         wait_for(child);
-        // The thread waits on the closed socket until a reader comes. It leaves the other one alone.
+        // The thread still waits on the closed socket, until a reader comes. It leaves the other one alone.
         check(&own(&folder), &stack);
         while threads().contains(&"millpond-watch\n".to_owned()) {
             thread::yield_now();
