@@ -4,7 +4,7 @@
 //! A *resource* allocates device memory in the order of a stream, and frees it in the order of a stream.
 //! Resources are layered: a pool on top of plain CUDA memory, statistics on top of the pool. Such a *stack*
 //! is built in Rust or from text, and behaves as one resource. Everything also runs on a simulated device, so
-//! you need no GPU to try it or to test a program.
+//! you can try millpond and test programs without a GPU.
 //!
 //! ```
 //! use millpond::adaptors::StatisticsLayer;
@@ -73,10 +73,10 @@
 //! # assert_eq!((options.initial_bytes, urgent.priority), (64 << 20, -1));
 //! ```
 //!
-//! Other types are exhaustive, and their sources say why. There are three reasons. The type is complete, like
-//! a handle or [`MemoryInfo`]. Your code must set every field, as in [`RawParts`](containers::RawParts) and
-//! [`LayerEntry`](stack::LayerEntry). Or your code must handle every variant, as in
-//! [`CaptureMode`](driver::CaptureMode).
+//! Other types are exhaustive, for one of three reasons. The source of each type names the reason. The type
+//! is complete, like a handle or [`MemoryInfo`]. Your code must set every field, as in
+//! [`RawParts`](containers::RawParts) and [`LayerEntry`](stack::LayerEntry). Or your code must handle every
+//! variant, as in [`CaptureMode`](driver::CaptureMode).
 //!
 //! # Platforms
 //! millpond is built and tested on Linux on x86-64. On macOS and Windows, the library passes `cargo check`,

@@ -1,10 +1,9 @@
-//! The debug log: writes millpond's diagnostics to the same file, and in the same form, as RMM writes its
-//! own.
+//! The debug log: writes millpond's diagnostics to the same file as RMM, and in the same form.
 //!
-//! Every crate reports its diagnostics to `tracing`. A program with its own subscriber does not need this
-//! module. [`init`] is for programs without a subscriber. It writes each diagnostic as a line of text to the
-//! file that the environment variable `RMM_DEBUG_LOG_FILE` names, and empties this file first. If the
-//! variable is not set, it writes to the standard error. A line has RMM's form:
+//! Every crate reports its diagnostics to `tracing`. A program with its own `tracing` subscriber does not
+//! need this module. A program without a subscriber calls [`init`]. [`init`] writes each diagnostic as a line
+//! of text to the file that the environment variable `RMM_DEBUG_LOG_FILE` names. It empties this file first.
+//! If the variable is not set, [`init`] writes to the standard error. A line has RMM's form:
 //!
 //! ```text
 //! [  4213][14:03:07:123456][WARN  ] pages are off, since the pool is over a wrapper
@@ -43,8 +42,8 @@ use tracing_subscriber::util::SubscriberInitExt;
 
 use crate::logging::thread_and_time;
 
-/// The environment variable that names the file, as in RMM. If the name contains `{pid}` or `{rank}`, each
-/// process of a job has its own file.
+/// The environment variable that names the file of the debug log, as in RMM. To give each process of a job
+/// its own file, write `{pid}` or `{rank}` in the name.
 pub const FILE_VARIABLE: &str = "RMM_DEBUG_LOG_FILE";
 
 /// The debug log of the process.
@@ -60,12 +59,12 @@ struct DebugLog {
 #[derive(Clone)]
 struct Output(Arc<Mutex<Box<dyn Write + Send>>>);
 
-/// Installs the debug log as the process's subscriber of `tracing`, at the level `INFO`. A second call does
+/// Installs the debug log as the process's `tracing` subscriber, at the level `INFO`. A second call does
 /// nothing, even if the first call is still opening the file.
 ///
 /// # Errors
-/// [`Io`](ErrorKind::Io) if the file cannot be created, and
-/// [`InvalidArgument`](ErrorKind::InvalidArgument) if the program has another subscriber.
+/// [`Io`](ErrorKind::Io) if the file cannot be created, and [`InvalidArgument`](ErrorKind::InvalidArgument)
+/// if the program already has another subscriber.
 pub fn init() -> Result<()> {
     install(LevelFilter::INFO, || match environment::variable(FILE_VARIABLE) {
         Some(name) => {
@@ -80,11 +79,11 @@ pub fn init() -> Result<()> {
     })
 }
 
-/// Does the same as [`init`], but writes to the standard error at the level `ERROR`, and ignores
-/// `RMM_DEBUG_LOG_FILE`.
+/// Installs the debug log like [`init`], but writes to the standard error at the level `ERROR`. Ignores the
+/// variable `RMM_DEBUG_LOG_FILE`.
 ///
 /// # Errors
-/// [`InvalidArgument`](ErrorKind::InvalidArgument) if the program has another subscriber.
+/// [`InvalidArgument`](ErrorKind::InvalidArgument) if the program already has another subscriber.
 pub fn init_to_stderr() -> Result<()> {
     install(LevelFilter::ERROR, || Ok(Box::new(io::stderr())))
 }
@@ -107,8 +106,8 @@ fn install(level: LevelFilter, open: impl FnOnce() -> Result<Box<dyn Write + Sen
         let lines = tracing_subscriber::fmt::layer().event_format(Lines).with_writer(output).with_ansi(false);
         tracing_subscriber::registry().with(filter).with(lines).try_init().map_err(|_| {
             Error::invalid_argument(
-                "the program already has a subscriber of `tracing`, which gets millpond's events; remove the \
-                 call of the debug log",
+                "the program already has a `tracing` subscriber, which receives millpond's events; do not \
+                 start the debug log as well",
             )
         })
     };
@@ -126,7 +125,7 @@ fn empty_file(file: &Path) -> io::Result<File> {
     OpenOptions::new().append(true).open(file)
 }
 
-/// Sets the least severe level that is written. With `None`, nothing is written.
+/// Sets the least severe level that the debug log writes. With `None`, the debug log writes nothing.
 ///
 /// # Errors
 /// [`InvalidArgument`](ErrorKind::InvalidArgument) if [`init`] was not called before.
@@ -135,7 +134,7 @@ pub fn set_level(level: Option<Level>) -> Result<()> {
     log()?.level.reload(filter).map_err(|error| Error::invalid_argument(error.to_string()))
 }
 
-/// Returns the least severe level that is written.
+/// Returns the least severe level that the debug log writes; `None` if it writes nothing.
 ///
 /// # Errors
 /// The errors of [`set_level`].
@@ -143,7 +142,7 @@ pub fn level() -> Result<Option<Level>> {
     Ok(log()?.level.clone_current().and_then(|filter| filter.into_level()))
 }
 
-/// Returns whether events of this level are written.
+/// Returns whether the debug log writes events of this level.
 ///
 /// # Errors
 /// The errors of [`set_level`].
@@ -151,7 +150,7 @@ pub fn should_log(level: Level) -> Result<bool> {
     Ok(self::level()?.is_some_and(|most| level <= most))
 }
 
-/// Writes all buffered lines.
+/// Writes all buffered lines of the debug log.
 ///
 /// # Errors
 /// The errors of [`set_level`], and [`Io`](ErrorKind::Io) if the lines cannot be written.

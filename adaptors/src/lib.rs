@@ -1,4 +1,5 @@
-//! The adaptors of millpond. An adaptor is a resource that wraps another resource and adds one feature.
+//! Provides the adaptors of millpond. An adaptor is a resource that wraps another resource and adds one
+//! feature.
 //!
 //! | adaptor | in text | effect |
 //! |---|---|---|
@@ -8,21 +9,21 @@
 //! | [`FallbackResourceAdaptor`] | `fallback` | when memory is out, uses another resource |
 //! | [`LimitingResourceAdaptor`] | `limiting` | limits the live bytes |
 //! | [`LoggingResourceAdaptor`] | `logging` | writes a CSV row for every call; feature `logging` |
-//! | [`PrefetchResourceAdaptor`] | `prefetch` | moves managed memory to the device when it is allocated |
+//! | [`PrefetchResourceAdaptor`] | `prefetch` | moves new blocks of managed memory to the device |
 //! | [`RecordingResourceAdaptor`] | `recording` | keeps the last events, for snapshots in PyTorch's format |
 //! | [`RetryResourceAdaptor`] | `retry` | when memory is out, waits until other threads free memory |
 //! | [`StatisticsResourceAdaptor`] | `statistics` | counts live, peak and total bytes and allocations |
 //! | [`ThreadSafeResourceAdaptor`] | `thread_safe` | adds a lock, so that threads may share the resource |
 //! | [`TrackingResourceAdaptor`] | `tracking` | records every live allocation, and reports leaks |
 //!
-//! Every adaptor has a folder with the same files: `mod.rs` holds the adaptor, `layer.rs` holds its layer and
-//! the layer's parameters in text, and `tests.rs` holds its tests. [`LAYERS`] lists the adaptors that a
-//! [`StackSpec`](millpond_core::stack::StackSpec) can build. These are all except `failure_callback`, because
-//! text cannot name a function.
+//! Every adaptor has a folder with the same files: `mod.rs` contains the adaptor, `layer.rs` contains its
+//! layer and the layer's parameters in text, and `tests.rs` contains its tests. [`LAYERS`] lists the adaptors
+//! that a [`StackSpec`](millpond_core::stack::StackSpec) can build. Only `failure_callback` is missing,
+//! because a text cannot name a function.
 //!
-//! `limiting`, `logging`, `statistics` and `tracking` each have a trait, such as [`AllocationCounters`]. If
-//! you do not know the types of a stack, [`find_trait`](millpond_core::find_trait) finds the adaptor by its
-//! trait.
+//! The adaptors `limiting`, `logging`, `statistics` and `tracking` each have a trait, such as
+//! [`AllocationCounters`]. If you do not know the types of a stack, [`find_trait`](millpond_core::find_trait)
+//! finds the adaptor by its trait.
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
 pub mod aligned;
@@ -71,7 +72,7 @@ pub use tracking::{TrackingLayer, TrackingResourceAdaptor};
 pub use traits::AllocationLog;
 pub use traits::{AllocationCounters, AllocationLimit, AllocationTracker};
 
-/// The adaptors that a stack's text can name.
+/// The adaptors that the text of a stack can name.
 pub const LAYERS: &[LayerEntry] = &[
     aligned::layer::ENTRY,
     fallback::layer::ENTRY,

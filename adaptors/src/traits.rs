@@ -6,7 +6,7 @@ use millpond_core::Result;
 use crate::statistics::Counters;
 use crate::tracking::Allocation;
 
-/// The limit and the live bytes of a [`LimitingResourceAdaptor`](crate::LimitingResourceAdaptor).
+/// Gives the limit and the live bytes of a [`LimitingResourceAdaptor`](crate::LimitingResourceAdaptor).
 pub trait AllocationLimit {
     /// See [`LimitingResourceAdaptor::limit_bytes`](crate::LimitingResourceAdaptor::limit_bytes).
     fn limit_bytes(&self) -> u64;
@@ -15,8 +15,8 @@ pub trait AllocationLimit {
     fn allocated_bytes(&self) -> u64;
 }
 
-/// The log of a [`LoggingResourceAdaptor`](crate::LoggingResourceAdaptor). You can flush the log and read the
-/// numbers of its rows and errors.
+/// Gives access to the log of a [`LoggingResourceAdaptor`](crate::LoggingResourceAdaptor). You can flush the
+/// log, and read how many rows were written and how many writes failed.
 #[cfg(feature = "logging")]
 pub trait AllocationLog {
     /// See [`LoggingResourceAdaptor::file`](crate::LoggingResourceAdaptor::file).
@@ -37,8 +37,8 @@ pub trait AllocationLog {
     fn write_errors(&self) -> u64;
 }
 
-/// The counters of a [`StatisticsResourceAdaptor`](crate::StatisticsResourceAdaptor), and its
-/// [levels](crate::StatisticsResourceAdaptor#levels).
+/// Gives access to the counters of a [`StatisticsResourceAdaptor`](crate::StatisticsResourceAdaptor), and to
+/// their [levels](crate::StatisticsResourceAdaptor#levels).
 ///
 /// ```
 /// use millpond_adaptors::{AllocationCounters, LimitingLayer, StatisticsLayer};
@@ -70,7 +70,7 @@ pub trait AllocationCounters {
     fn pop_counters(&self) -> Result<Counters>;
 }
 
-/// The live blocks of a [`TrackingResourceAdaptor`](crate::TrackingResourceAdaptor).
+/// Gives access to the live blocks of a [`TrackingResourceAdaptor`](crate::TrackingResourceAdaptor).
 pub trait AllocationTracker {
     /// See [`TrackingResourceAdaptor::outstanding`](crate::TrackingResourceAdaptor::outstanding).
     fn outstanding(&self) -> Vec<Allocation>;

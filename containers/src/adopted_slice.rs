@@ -20,12 +20,12 @@ use crate::ConversionError;
 use crate::cuda_stream::{failed, is_lost, order_tracked_uses};
 use crate::event::order;
 
-/// The memory of one `CudaSlice` that a container took over from cudarc. It is the resource of the buffer
-/// that [`CudaBuffer::adopt`](crate::CudaBuffer::adopt) returns.
+/// The memory of one `CudaSlice` that a container took over from cudarc. This type is the resource of the
+/// buffer that [`CudaBuffer::adopt`](crate::CudaBuffer::adopt) returns.
 ///
-/// The resource holds the slice. When the container is dropped, cudarc frees the memory on the slice's
-/// stream, after all work of millpond on the memory. The resource has only this one block. So a container
-/// over it cannot grow beyond its capacity.
+/// The resource owns the slice. When the container is dropped, cudarc frees the memory on the slice's stream,
+/// after all work of the container on the memory. The resource has only this one block. So a container with
+/// this resource cannot grow beyond its capacity.
 ///
 /// ```no_run
 /// use millpond_containers::{AdoptedSlice, CudaBuffer};

@@ -8,8 +8,8 @@ use millpond_core::{DriverHandle, Result, StreamId, StreamRef};
 
 use crate::Event;
 
-/// A stream that something else owns: a borrow of a [`Stream`](crate::Stream), a default stream, or a stream
-/// of another library. Dropping a `BorrowedStream` destroys nothing.
+/// A stream with another owner: a borrow of a [`Stream`](crate::Stream), a default stream, or a stream of
+/// another library. Dropping a `BorrowedStream` does not destroy the stream.
 ///
 /// ```
 /// use millpond_containers::{BorrowedStream, Stream};
@@ -41,37 +41,38 @@ impl<'a> BorrowedStream<'a> {
         Self { driver, stream, id: stream.id(), owner: PhantomData }
     }
 
-    /// Returns the legacy default stream of this driver's device.
+    /// Returns the legacy default stream of the driver's device.
     pub fn legacy(driver: DriverHandle) -> Self {
         Self::of(driver, StreamRef::LEGACY)
     }
 
-    /// Returns the per-thread default stream of this driver's device. Each thread has its own stream.
+    /// Returns the per-thread default stream of the driver's device. Each thread has its own stream.
     pub fn per_thread(driver: DriverHandle) -> Self {
         Self::of(driver, StreamRef::PER_THREAD)
     }
 
-    /// Returns the stream behind a raw handle (`CUstream` as a number).
+    /// Returns the stream with this raw handle (`CUstream` as a number).
     ///
     /// # Errors
     /// The driver's errors.
     ///
     /// # Safety
     /// The handle names a stream of the driver's device, and the stream lives as long as `'a`. If this driver
-    /// did not make the stream, the rule of [`StreamRef::foreign`] also applies. The stream must live as long
-    /// as a [`StreamRef`] of it is passed to calls. [`as_ref`](Self::as_ref) returns such a `StreamRef`,
-    /// which safe code may keep.
+    /// did not make the stream, the rule of [`StreamRef::foreign`] also applies: the stream must live as long
+    /// as a [`StreamRef`] of it is passed to calls. Safe code can get and keep such a `StreamRef` with
+    /// [`as_ref`](Self::as_ref).
     pub unsafe fn from_raw(driver: DriverHandle, handle: u64) -> Result<Self> {
         // SAFETY: the caller's promise.
         let stream = call(&*driver, |driver| unsafe { driver.stream_ref(handle) })?;
         Ok(Self::of(driver, stream))
     }
 
-    /// Returns the stream as an argument for calls. The result may outlive the borrow:
-    /// - If the driver made the stream, calls with the result fail after the stream is destroyed.
-    /// - A default stream always lives.
+    /// Returns the stream as a [`StreamRef`], the argument type of calls. The `StreamRef` may outlive the
+    /// borrow:
+    /// - If the driver made the stream, calls with the `StreamRef` fail after the stream is destroyed.
+    /// - A default stream is never destroyed.
     /// - If another library made the stream, the caller of [`from_raw`](Self::from_raw) has guaranteed that
-    ///   it lives.
+    ///   the stream lives.
     pub fn as_ref(&self) -> StreamRef {
         self.stream
     }
@@ -92,7 +93,7 @@ impl<'a> BorrowedStream<'a> {
         call(&*self.driver, |driver| driver.stream_query(self.stream))
     }
 
-    /// Makes later work of this stream wait for the event. The host does not wait.
+    /// Makes later work on this stream wait for the event. The host does not wait.
     ///
     /// # Errors
     /// The errors of [`Event::make_wait`].

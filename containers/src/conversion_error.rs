@@ -4,7 +4,7 @@ use std::fmt;
 
 use millpond_core::Error;
 
-/// The error of a failed conversion: the reason, and the value, which is unchanged.
+/// The error of a failed conversion. It contains the reason, and the value that was not converted.
 ///
 /// `?` turns this error into an [`Error`], and drops the value.
 ///
@@ -35,7 +35,7 @@ impl<V> ConversionError<V> {
         Self { error, value: Box::new(value) }
     }
 
-    /// Returns the reason why the conversion failed.
+    /// Returns the reason for the failure.
     pub fn error(&self) -> &Error {
         &self.error
     }
@@ -45,7 +45,7 @@ impl<V> ConversionError<V> {
         *self.value
     }
 
-    /// Returns the reason and the unchanged value.
+    /// Returns the reason for the failure, and the unchanged value.
     pub fn into_parts(self) -> (Error, V) {
         (self.error, *self.value)
     }

@@ -4,22 +4,22 @@ use millpond_core::Result;
 use millpond_driver::cuda::CudaDriver;
 use millpond_resources::memory_pool::{CurrentPool, MemoryPoolOptions};
 
-/// Creates a pool of CUDA's stream-ordered allocator with these options. Then cudarc allocates from the pool
-/// on this device. candle and luminal allocate through cudarc, so they use the pool, too. You need not change
-/// the rest of the program.
+/// Creates a pool of CUDA's stream-ordered allocator, and makes cudarc allocate from the pool. `ordinal` is
+/// the number of the device. candle and luminal allocate through cudarc, so they use the pool, too. You need
+/// not change the rest of the program.
 ///
-/// Until the result is dropped, the pool serves every `cuMemAllocAsync` of the process on the device. After
-/// that, the previous pool serves these calls again. So keep the result in `main`. Memory from the pool stays
-/// valid until it is freed, even after the result is dropped.
+/// Until the returned value is dropped, the pool serves every `cuMemAllocAsync` of the process on the device.
+/// After the drop, the previous pool serves these calls again. So keep the value in `main`. Memory from the
+/// pool stays valid until it is freed, even after the drop.
 ///
 /// By default, CUDA returns all free memory of a pool to the device at each synchronisation. To keep the
 /// memory for later allocations, set [`release_threshold`](MemoryPoolOptions::release_threshold).
-/// [`max_bytes`](MemoryPoolOptions::max_bytes) limits the pool. [`reuse`](MemoryPoolOptions::reuse) decides
-/// how the pool may reuse memory that other streams have freed.
+/// [`max_bytes`](MemoryPoolOptions::max_bytes) limits the size of the pool.
+/// [`reuse`](MemoryPoolOptions::reuse) decides how the pool may reuse memory that other streams have freed.
 ///
 /// # Errors
-/// [`Unsupported`](millpond_core::ErrorKind::Unsupported) if the device does not support such pools. On that
-/// device, cudarc allocates with `cuMemAlloc`. Also the errors of the driver and of [`CudaDriver::open`].
+/// [`Unsupported`](millpond_core::ErrorKind::Unsupported) if the device does not support such pools. (On such
+/// a device, cudarc allocates with `cuMemAlloc`.) Also the errors of the driver and of [`CudaDriver::open`].
 ///
 /// ```no_run
 /// use millpond_containers::use_pool_in_cudarc;

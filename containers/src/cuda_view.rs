@@ -16,17 +16,19 @@ use crate::cuda_events::{Events, Reads};
 use crate::cuda_stream::{checked_stream, ordered};
 use crate::{DeviceBuffer, DeviceScalar, DeviceVec};
 
-/// Values in device memory, borrowed for reading. cudarc's copies, kernel launches and libraries accept it as
-/// a `CudaView`.
+/// Values in device memory, borrowed for reading. cudarc's copies, kernel launches and libraries accept this
+/// view like a `CudaView`.
 ///
 /// [`CudaBuffer::as_view`](crate::CudaBuffer::as_view) returns a view of a buffer. For another container,
 /// call [`DeviceVec::cuda_view`], [`DeviceScalar::cuda_view`] or [`DeviceBuffer::cuda_view`] with the
 /// container's stream.
 ///
 /// A view of a `CudaBuffer` has the events of the buffer. So cudarc orders uses of the view on any stream, as
-/// it does for the [buffer](crate::CudaBuffer#several-streams). A view of another container has no events. If
-/// cudarc copies such a view on another stream, that stream waits for the container's stream, and the host
-/// waits for the copy. If you pass such a view to a kernel on another stream, order that stream yourself.
+/// it does for the [buffer](crate::CudaBuffer#several-streams).
+///
+/// A view of another container has no events. If cudarc copies such a view on another stream, that stream
+/// waits for the container's stream, and the host waits for the copy. If you pass such a view to a kernel on
+/// another stream, order that stream yourself.
 ///
 /// ```no_run
 /// use millpond_containers::DeviceVec;
@@ -104,12 +106,12 @@ impl<'a, T> CudaBufferView<'a, T> {
         self.len
     }
 
-    /// Returns whether there are no values.
+    /// Returns whether the view has no values.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// Returns a view of the values in this range; `None` if the range ends after the last value.
+    /// Returns a view of the values in `range`; `None` if `range` ends after the last value.
     pub fn try_slice(&self, range: impl RangeBounds<usize>) -> Option<Self> {
         let (start, end) = bounds(&range, self.len)?;
         let tracked = match &self.tracked {
@@ -141,8 +143,8 @@ fn bounds(range: &impl RangeBounds<usize>, len: usize) -> Option<(usize, usize)>
     (start <= end && end <= len).then_some((start, end))
 }
 
-/// Values in device memory, borrowed for reading and writing. cudarc accepts it as a `CudaViewMut`. The rules
-/// of [`CudaBufferView`] apply.
+/// Values in device memory, borrowed for reading and writing. cudarc accepts this view like a `CudaViewMut`.
+/// The rules of [`CudaBufferView`] also apply to this view.
 ///
 /// ```no_run
 /// use millpond_containers::CudaBuffer;
@@ -183,18 +185,18 @@ impl<'a, T> CudaBufferViewMut<'a, T> {
         self.view.len
     }
 
-    /// Returns whether there are no values.
+    /// Returns whether the view has no values.
     pub fn is_empty(&self) -> bool {
         self.view.is_empty()
     }
 
-    /// Returns a view of the same values for reading.
+    /// Returns a view of the same values, for reading only.
     pub fn as_view(&self) -> CudaBufferView<'_, T> {
         let tracked = self.tracked.as_ref().map(|(part, reads)| (part.as_view(), *reads));
         CudaBufferView { tracked, ..self.view.untracked() }
     }
 
-    /// Returns a view of the values in this range; `None` if the range ends after the last value.
+    /// Returns a view of the values in `range`; `None` if `range` ends after the last value.
     pub fn try_slice_mut(&mut self, range: impl RangeBounds<usize>) -> Option<CudaBufferViewMut<'_, T>> {
         let (start, end) = bounds(&range, self.view.len)?;
         let tracked = match &mut self.tracked {
@@ -204,8 +206,8 @@ impl<'a, T> CudaBufferViewMut<'a, T> {
         Some(CudaBufferViewMut { tracked, ..CudaBufferViewMut::of(self.view.part(start, end)) })
     }
 
-    /// Returns a view of the first `middle` values and a view of the others; `None` if there are fewer than
-    /// `middle` values.
+    /// Returns a view of the first `middle` values, and a view of all other values. Returns `None` if there
+    /// are fewer than `middle` values.
     pub fn try_split_at_mut(
         &mut self,
         middle: usize,
@@ -220,13 +222,13 @@ impl<'a, T> CudaBufferViewMut<'a, T> {
     }
 }
 
-/// Views of a vector for calls of cudarc. A kernel launch needs no view: pass the vector itself, as
+/// Creates views of a vector for calls of cudarc. A kernel launch needs no view: pass the vector itself, as
 /// `arg(&vec)` or `arg(&mut vec)`, and launch on the vector's stream, because the launch orders nothing. All
 /// other calls need a view. `T` must be a type for which any bytes are a valid value, because the memory may
 /// be uninitialised.
 impl<T: Pod, R: DeviceMemoryResource> DeviceVec<T, R> {
-    /// Returns a view from which cudarc reads the values. `stream` must be the stream of the vector, as a
-    /// `CudaStream` of cudarc. To use another stream, move the vector to it first, with
+    /// Returns a view with which cudarc reads the values. `stream` must be the vector's stream, as a
+    /// `CudaStream` of cudarc. To use another stream, first move the vector to that stream with
     /// [`set_stream`](Self::set_stream).
     ///
     /// # Errors
@@ -236,8 +238,8 @@ impl<T: Pod, R: DeviceMemoryResource> DeviceVec<T, R> {
         CudaBufferView::checked(self.as_buffer(), self.len(), stream)
     }
 
-    /// Returns a view in which cudarc reads and writes the values. `stream` is as in
-    /// [`cuda_view`](Self::cuda_view).
+    /// Returns a view with which cudarc reads and writes the values. `stream` must be the vector's stream, as
+    /// for [`cuda_view`](Self::cuda_view).
     ///
     /// # Errors
     /// The errors of [`cuda_view`](Self::cuda_view).
@@ -246,9 +248,9 @@ impl<T: Pod, R: DeviceMemoryResource> DeviceVec<T, R> {
     }
 }
 
-/// Views of a scalar for calls of cudarc; see [`DeviceVec::cuda_view`].
+/// Creates views of a scalar for calls of cudarc; see [`DeviceVec::cuda_view`].
 impl<T: Pod, R: DeviceMemoryResource> DeviceScalar<T, R> {
-    /// Returns a view from which cudarc reads the value.
+    /// Returns a view with which cudarc reads the value. `stream` must be the scalar's stream.
     ///
     /// # Errors
     /// The errors of [`DeviceVec::cuda_view`].
@@ -256,7 +258,7 @@ impl<T: Pod, R: DeviceMemoryResource> DeviceScalar<T, R> {
         self.as_vec().cuda_view(stream)
     }
 
-    /// Returns a view in which cudarc reads and writes the value.
+    /// Returns a view with which cudarc reads and writes the value. `stream` must be the scalar's stream.
     ///
     /// # Errors
     /// The errors of [`DeviceVec::cuda_view`].
@@ -265,9 +267,9 @@ impl<T: Pod, R: DeviceMemoryResource> DeviceScalar<T, R> {
     }
 }
 
-/// Views of a buffer's bytes for calls of cudarc; see [`DeviceVec::cuda_view`].
+/// Creates views of a buffer's bytes for calls of cudarc; see [`DeviceVec::cuda_view`].
 impl<R: DeviceMemoryResource> DeviceBuffer<R> {
-    /// Returns a view from which cudarc reads the bytes.
+    /// Returns a view with which cudarc reads the bytes. `stream` must be the buffer's stream.
     ///
     /// # Errors
     /// The errors of [`DeviceVec::cuda_view`].
@@ -276,7 +278,7 @@ impl<R: DeviceMemoryResource> DeviceBuffer<R> {
         CudaBufferView::checked(self, len, stream)
     }
 
-    /// Returns a view in which cudarc reads and writes the bytes.
+    /// Returns a view with which cudarc reads and writes the bytes. `stream` must be the buffer's stream.
     ///
     /// # Errors
     /// The errors of [`DeviceVec::cuda_view`].

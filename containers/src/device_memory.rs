@@ -22,12 +22,12 @@ pub fn available_device_memory() -> Result<MemoryInfo> {
     call(&*millpond_driver::current()?, |driver| driver.mem_get_info())
 }
 
-/// Returns `percent` percent of the current device's free memory, in bytes, rounded down to a multiple of
-/// 256. Use it, for example, as the initial size of a pool.
+/// Returns a percentage of the current device's free memory, in bytes, rounded down to a multiple of 256. For
+/// example, use the result as the initial size of a pool.
 ///
 /// # Errors
-/// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) for less than 0 or more than 100 percent,
-/// and the errors of [`available_device_memory`].
+/// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) if `percent` is not between 0 and 100, and
+/// the errors of [`available_device_memory`].
 pub fn percent_of_free_device_memory(percent: f64) -> Result<u64> {
     if !(0.0..=100.0).contains(&percent) {
         return Err(Error::invalid_argument(format!(
@@ -41,22 +41,24 @@ pub fn percent_of_free_device_memory(percent: f64) -> Result<u64> {
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[non_exhaustive]
 pub enum PrefetchTo {
-    /// The device of the driver.
+    /// The memory of the driver's device.
     Device,
-    /// The host.
+    /// The memory of the host.
     Host,
 }
 
 /// Moves a range of managed memory to the device or to the host, in the order of `stream`. If the device can
-/// access system memory, the range may also be system memory. Returns whether the move was submitted. The
-/// result is `false` for an empty range and for other memory. It is also `false` if host and device cannot
-/// use managed memory at the same time.
+/// access system memory, the range may also be system memory. Returns whether the move was submitted.
+///
+/// The result is `false` for an empty range and for other kinds of memory. It is also `false` if host and
+/// device cannot use managed memory at the same time.
 ///
 /// # Errors
 /// The driver's errors.
 ///
 /// # Safety
-/// The driver's device can use the range, and can still use it when `stream` reaches the move.
+/// The driver's device can use the range when this function is called, and still when `stream` reaches the
+/// move.
 pub unsafe fn prefetch(
     driver: &dyn Driver,
     ptr: DevicePtr,

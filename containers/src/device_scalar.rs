@@ -9,7 +9,7 @@ use crate::{DeviceVec, HostStaging, PrefetchTo};
 
 /// One value in device memory, such as a sum that a kernel computes (RMM's `device_scalar`).
 ///
-/// It is a [`DeviceVec`] with one value, and follows the same rules.
+/// A `DeviceScalar` is a [`DeviceVec`] with one value, and follows the same rules.
 ///
 /// ```
 /// use millpond_containers::{DeviceScalar, Stream};
@@ -30,7 +30,7 @@ pub struct DeviceScalar<T, R: DeviceMemoryResource = AnyResource> {
 }
 
 impl<T, R: DeviceMemoryResource> DeviceScalar<T, R> {
-    /// Allocates memory for an uninitialised value: the memory holds any bytes.
+    /// Allocates memory for an uninitialised value. Until you write the memory, it may hold any bytes.
     ///
     /// # Errors
     /// The errors of [`DeviceVec::uninit`].
@@ -38,7 +38,7 @@ impl<T, R: DeviceMemoryResource> DeviceScalar<T, R> {
         Ok(Self { vec: DeviceVec::uninit(1, stream, resource)? })
     }
 
-    /// Copies another scalar, in the order of `stream`; see
+    /// Allocates a scalar, and copies the value of another scalar to it, in the order of `stream`; see
     /// [`DeviceBuffer::copy_of`](crate::DeviceBuffer::copy_of).
     ///
     /// # Errors
@@ -51,7 +51,7 @@ impl<T, R: DeviceMemoryResource> DeviceScalar<T, R> {
         Ok(Self { vec: DeviceVec::copy_of(&other.vec, stream, resource)? })
     }
 
-    /// Sets all bits of the value to zero, in the order of the stored stream. The call does not wait.
+    /// Sets all bits of the value to zero, in the order of the scalar's stream. The call does not wait.
     ///
     /// # Errors
     /// The driver's errors.
@@ -62,11 +62,11 @@ impl<T, R: DeviceMemoryResource> DeviceScalar<T, R> {
         self.vec.set_to_zero_async(0)
     }
 
-    /// Stores another stream for later work. Later work on that stream runs after the earlier work on the
-    /// previous one.
+    /// Stores another stream for later work. Later work on `stream` runs after the earlier work on the
+    /// previous stream.
     ///
     /// # Errors
-    /// The driver's errors. The scalar then keeps its previous stream.
+    /// The driver's errors. After an error, the scalar keeps its previous stream.
     pub fn set_stream(&mut self, stream: impl Into<StreamRef>) -> Result<()> {
         self.vec.set_stream(stream)
     }
@@ -76,7 +76,7 @@ impl<T, R: DeviceMemoryResource> DeviceScalar<T, R> {
         self.vec.as_ptr()
     }
 
-    /// Returns the stream on which the memory will be freed.
+    /// Returns the stream in whose order the scalar will free its memory.
     pub fn stream(&self) -> StreamRef {
         self.vec.stream()
     }
@@ -91,8 +91,8 @@ impl<T, R: DeviceMemoryResource> DeviceScalar<T, R> {
         self.vec.device()
     }
 
-    /// Moves the memory to the device or to the host, if it can be moved. Returns whether it can be moved;
-    /// see [`DeviceBuffer::prefetch`](crate::DeviceBuffer::prefetch).
+    /// Moves the memory to the device or to the host, in the order of the scalar's stream. Returns `false` if
+    /// this kind of memory cannot be moved; see [`DeviceBuffer::prefetch`](crate::DeviceBuffer::prefetch).
     ///
     /// # Errors
     /// The driver's errors.
@@ -104,7 +104,7 @@ impl<T, R: DeviceMemoryResource> DeviceScalar<T, R> {
     ///
     /// # Errors
     /// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) if the vector does not have exactly one
-    /// value. The vector is then dropped.
+    /// value. In this case, the vector is dropped.
     pub fn from_vec(vec: DeviceVec<T, R>) -> Result<Self> {
         match vec.len() {
             1 => Ok(Self { vec }),
@@ -114,7 +114,7 @@ impl<T, R: DeviceMemoryResource> DeviceScalar<T, R> {
         }
     }
 
-    /// Returns the scalar as a vector.
+    /// Returns the scalar as a borrowed vector of one value.
     pub fn as_vec(&self) -> &DeviceVec<T, R> {
         &self.vec
     }
@@ -126,7 +126,7 @@ impl<T, R: DeviceMemoryResource> DeviceScalar<T, R> {
 }
 
 impl<T: Pod, R: DeviceMemoryResource> DeviceScalar<T, R> {
-    /// Copies `value` to the device, and waits for the stream.
+    /// Copies `value` from the host to the device, and waits for the copy.
     ///
     /// # Errors
     /// The errors of [`DeviceVec::from_host`].
@@ -134,7 +134,7 @@ impl<T: Pod, R: DeviceMemoryResource> DeviceScalar<T, R> {
         Ok(Self { vec: DeviceVec::from_host(&[value], stream, resource)? })
     }
 
-    /// Waits for the stream, and returns the value.
+    /// Waits for the scalar's stream, and returns the value.
     ///
     /// # Errors
     /// The driver's errors.
@@ -142,7 +142,7 @@ impl<T: Pod, R: DeviceMemoryResource> DeviceScalar<T, R> {
         self.vec.first()
     }
 
-    /// Overwrites the value, and waits for the stream.
+    /// Overwrites the value on the device, and waits for the scalar's stream.
     ///
     /// # Errors
     /// The driver's errors.
@@ -150,8 +150,9 @@ impl<T: Pod, R: DeviceMemoryResource> DeviceScalar<T, R> {
         self.vec.set(0, value)
     }
 
-    /// Overwrites the value in the order of the stored stream. The call does not wait for the copy: it first
-    /// copies the value to staging memory, so the caller may change or drop the value at once.
+    /// Overwrites the value in the order of the scalar's stream. The call does not wait for the copy. It
+    /// first copies the value to staging memory, so the caller may change or drop `value` as soon as the call
+    /// returns.
     ///
     /// # Errors
     /// The errors of [`DeviceVec::set_async`].

@@ -8,7 +8,8 @@ use millpond_core::{DriverHandle, Error, Result, StreamRef};
 
 use millpond_core::driver::call;
 
-/// A point in a stream's work. Other streams and the host can wait for it. Dropping the event destroys it.
+/// Marks a point in the work of a stream. Other streams and the host can wait until the device reaches this
+/// point. Dropping this value destroys the event.
 ///
 /// ```
 /// use millpond_containers::{Event, Stream};
@@ -30,7 +31,7 @@ pub struct Event {
 }
 
 impl Event {
-    /// Creates an event of this driver's device.
+    /// Creates an event on the driver's device.
     ///
     /// # Errors
     /// The driver's errors.
@@ -39,7 +40,8 @@ impl Event {
         Ok(Self { driver, event, recorded: AtomicBool::new(false) })
     }
 
-    /// Records the event on `stream`: it then stands for all work that was submitted to the stream so far.
+    /// Records the event on `stream`. The event then stands for all work that was submitted to `stream` so
+    /// far.
     ///
     /// # Errors
     /// The driver's errors.
@@ -50,11 +52,11 @@ impl Event {
         Ok(())
     }
 
-    /// Makes later work of `stream` wait for the event. The host does not wait.
+    /// Makes later work on `stream` wait for the event. The host does not wait.
     ///
     /// # Errors
     /// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) if the event was never recorded,
-    /// because such a wait would have no effect; also the driver's errors.
+    /// because a wait for such an event has no effect. Also the driver's errors.
     pub fn make_wait(&self, stream: impl Into<StreamRef>) -> Result<()> {
         let stream = stream.into();
         if !self.recorded.load(Ordering::Acquire) {
@@ -65,7 +67,8 @@ impl Event {
         call(&*self.driver, |driver| driver.stream_wait_event(stream, self.event))
     }
 
-    /// Returns whether all work before the event is done; `true` for an event that was never recorded.
+    /// Returns whether the device has done all work for which the event stands. Returns `true` for an event
+    /// that was never recorded.
     ///
     /// # Errors
     /// The driver's errors.
@@ -73,7 +76,7 @@ impl Event {
         call(&*self.driver, |driver| driver.event_query(self.event))
     }
 
-    /// Waits on the host until all work before the event is done.
+    /// Waits on the host until the device has done all work for which the event stands.
     ///
     /// # Errors
     /// The driver's errors.
@@ -81,7 +84,7 @@ impl Event {
         call(&*self.driver, |driver| driver.event_synchronize(self.event))
     }
 
-    /// Returns the raw handle, for calls of the driver.
+    /// Returns the raw handle of the event, for calls of the driver.
     pub fn raw(&self) -> driver::Event {
         self.event
     }

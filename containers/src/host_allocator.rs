@@ -10,10 +10,12 @@ use millpond_core::{AnyResource, Layout, Result};
 use millpond_resources::{AnyHostResource, HostResource};
 
 /// An `allocator_api2` allocator over a resource whose memory the host can access. Vectors, boxes and maps
-/// can allocate with it. A kernel can read their contents at the same address.
+/// can allocate with this allocator. If the device can access the memory, kernels can read the contents of
+/// such a collection at the same address.
 ///
-/// The program must wait for all work of the device on a collection's memory before the collection frees that
-/// memory. If the resource returns an error, the allocator logs it, because [`AllocError`] has no text.
+/// Before a collection frees its memory, the program must wait for all work of the device on this memory. If
+/// the resource returns an error, the allocator writes the error to the log, because [`AllocError`] has no
+/// text.
 ///
 /// ```
 /// use allocator_api2::vec::Vec;
@@ -37,13 +39,13 @@ impl HostAllocator {
     /// Creates an allocator over a stack whose memory the host can access.
     ///
     /// # Errors
-    /// The errors of [`HostResource::new`]: [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) if
-    /// the host cannot access the memory.
+    /// The errors of [`HostResource::new`]. For example,
+    /// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) if the host cannot access the memory.
     pub fn new(resource: AnyResource) -> Result<Self> {
         Ok(Self { resource: Arc::new(HostResource::new(resource)?) })
     }
 
-    /// Returns the resource.
+    /// Returns the resource that the allocator uses.
     pub fn resource(&self) -> &AnyHostResource {
         &self.resource
     }

@@ -12,8 +12,8 @@ fn address_of<R: DeviceMemoryResource>(buffer: &DeviceBuffer<R>) -> &u64 {
     unsafe { &*address.cast() }
 }
 
-/// Implements the argument for shared and unique borrows of a container without events. A launch is unsafe,
-/// and orders nothing: launch on the container's stream.
+/// Lets a kernel launch of cudarc accept shared and unique borrows of a container without events. A launch is
+/// unsafe, and does not order streams: launch on the container's stream.
 macro_rules! kernel_argument {
     ($container:ident [$($parameter:ident),*], $buffer:expr) => {
         // SAFETY: the argument is the address of the container's memory, which lies in the container and is

@@ -1,4 +1,5 @@
-//! Containers over millpond's memory resources, and the streams and events that they need.
+//! Provides containers that allocate from millpond's memory resources, and the streams and events that
+//! containers need.
 //!
 //! | here | meaning |
 //! |---|---|

@@ -13,13 +13,13 @@ use parking_lot::Mutex;
 
 use crate::Event;
 
-/// Pinned host memory of one device, for asynchronous copies.
+/// Pinned host memory for asynchronous copies to and from one device.
 ///
-/// A copy to the device first goes into a block of this memory, so the caller may change or drop its slice at
-/// once. A copy from the device ends in such a block, and [`HostCopy`] returns the values from there. When
-/// the device has completed the copy, later copies reuse the block. So the number of blocks is the largest
-/// number of copies that were under way at the same time. [`trim`](Self::trim) frees unused blocks. Threads
-/// may share this value.
+/// A copy to the device first goes into a block of staging memory. So the caller may change or drop its data
+/// as soon as the call returns. A copy from the device ends in such a block, and [`HostCopy`] returns the
+/// values from the block. When the device has completed a copy, later copies reuse its block. So the number
+/// of blocks is at most the largest number of copies that ran at the same time. [`trim`](Self::trim) frees
+/// unused blocks. Threads may share this value.
 ///
 /// ```
 /// use millpond_containers::{DeviceVec, HostStaging, Stream};
@@ -63,24 +63,25 @@ struct Block {
 const LEAST_BYTES: u64 = 4096;
 
 impl HostStaging {
-    /// Creates staging memory for copies to and from this driver's device. It allocates nothing until the
-    /// first copy.
+    /// Creates staging memory for copies to and from the driver's device. The first copy allocates the first
+    /// block.
     pub fn new(driver: DriverHandle) -> Self {
         Self { shared: Arc::new(Shared { driver, idle: Mutex::default(), unmarked: Mutex::default() }) }
     }
 
-    /// Returns the device whose copies go through this memory.
+    /// Returns the device to and from which this memory copies.
     pub fn device(&self) -> DeviceId {
         self.shared.driver.device()
     }
 
-    /// Returns the total size in bytes of the blocks that belong to no [`HostCopy`].
+    /// Returns the total size in bytes of the blocks that no [`HostCopy`] uses.
     pub fn idle_bytes(&self) -> u64 {
         let idle: u64 = self.shared.idle.lock().iter().map(|block| block.bytes).sum();
         idle + self.shared.unmarked.lock().iter().map(|block| block.bytes).sum::<u64>()
     }
 
-    /// Frees the blocks whose copies the device has completed. Returns their total size in bytes.
+    /// Frees the blocks whose copies the device has completed. Returns the total size of these blocks in
+    /// bytes.
     ///
     /// # Errors
     /// The driver's errors.
@@ -244,10 +245,10 @@ impl Drop for Shared {
     }
 }
 
-/// A copy from the device to the host that is under way, or done.
+/// A copy from the device to the host that is running or done.
 ///
-/// Dropping a `HostCopy` does not stop the copy. The memory of the copy is used again only after the device
-/// has completed the copy.
+/// Dropping a `HostCopy` does not stop the copy. Other copies reuse its block of staging memory only after
+/// the device has completed the copy.
 #[must_use = "wait() gives the values"]
 pub struct HostCopy<T> {
     shared: Arc<Shared>,
@@ -258,17 +259,17 @@ pub struct HostCopy<T> {
 }
 
 impl<T: Pod> HostCopy<T> {
-    /// Returns the number of values.
+    /// Returns the number of values in the copy.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Returns whether there are no values.
+    /// Returns whether the copy has no values.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// Returns whether the copy is done, so that [`wait`](Self::wait) returns at once.
+    /// Returns whether the copy is done. Then [`wait`](Self::wait) returns without waiting.
     ///
     /// # Errors
     /// The driver's errors.
@@ -277,7 +278,7 @@ impl<T: Pod> HostCopy<T> {
         self.block.as_ref().map_or(Ok(true), |block| block.passed.query())
     }
 
-    /// Waits on the host for the copy, and returns the values.
+    /// Waits on the host until the copy is done, and returns the values.
     ///
     /// # Errors
     /// The driver's errors.
@@ -289,11 +290,11 @@ impl<T: Pod> HostCopy<T> {
         Ok(values)
     }
 
-    /// Waits on the host for the copy, and writes the values to `values`.
+    /// Waits on the host until the copy is done, and writes the values to `values`.
     ///
     /// # Errors
-    /// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) if `values` and the copy differ in
-    /// length, and the driver's errors.
+    /// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) if `values` does not have as many
+    /// values as the copy, and the driver's errors.
     pub fn wait_into(self, values: &mut [T]) -> Result<()> {
         if values.len() != self.len {
             return Err(Error::invalid_argument(format!(

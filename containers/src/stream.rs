@@ -8,10 +8,12 @@ use millpond_core::{DriverHandle, Result, StreamRef};
 use crate::{BorrowedStream, Event};
 use millpond_core::driver::call;
 
-/// An owned stream. Dropping it destroys the stream. Work that was submitted before still runs to its end.
+/// An owned stream. Dropping this value destroys the stream. Work that was already submitted to the stream
+/// still runs to its end.
 ///
-/// Calls accept the stream as a [`StreamRef`], which does not keep it alive. Drop a stream after the buffers
-/// that use it. If a buffer's stream was destroyed, the buffer waits for the whole device at its next use.
+/// Calls accept the stream as a [`StreamRef`], which does not keep the stream alive. Drop a stream after the
+/// buffers that use it. If a buffer's stream was destroyed, the buffer waits for the whole device at its next
+/// use.
 ///
 /// ```
 /// use millpond_containers::Stream;
@@ -29,7 +31,7 @@ pub struct Stream {
 }
 
 impl Stream {
-    /// Creates a stream of this driver's device.
+    /// Creates a stream on the driver's device.
     ///
     /// # Errors
     /// The driver's errors.
@@ -38,7 +40,7 @@ impl Stream {
         Ok(Self { driver, stream })
     }
 
-    /// Returns the stream as an argument for calls.
+    /// Returns the stream as a [`StreamRef`], the argument type of calls.
     pub fn as_ref(&self) -> StreamRef {
         self.stream
     }
@@ -64,7 +66,7 @@ impl Stream {
         call(&*self.driver, |driver| driver.stream_query(self.stream))
     }
 
-    /// Makes later work of this stream wait for the event. The host does not wait.
+    /// Makes later work on this stream wait for the event. The host does not wait.
     ///
     /// # Errors
     /// The errors of [`Event::make_wait`].

@@ -6,9 +6,9 @@ use millpond_core::{AnyResource, DeviceMemoryResource, DevicePtr, Layout, Result
 
 use crate::DeviceBuffer;
 
-/// A resource and a stream, so that calls need not name the stream each time.
+/// Combines a resource with a stream, so that calls need no stream argument.
 ///
-/// The stream must live as long as the allocator is in use.
+/// The stream must live as long as you use the allocator.
 ///
 /// ```
 /// use millpond_containers::{Stream, StreamAllocator};
@@ -59,7 +59,8 @@ impl<R: DeviceMemoryResource> StreamAllocator<R> {
         unsafe { self.resource.deallocate(ptr, layout, self.stream) }
     }
 
-    /// Creates a buffer of `bytes` uninitialised bytes.
+    /// Creates a buffer of `bytes` uninitialised bytes from the allocator's resource, on the allocator's
+    /// stream.
     ///
     /// # Errors
     /// The errors of [`DeviceBuffer::new`].
@@ -70,12 +71,12 @@ impl<R: DeviceMemoryResource> StreamAllocator<R> {
         DeviceBuffer::new(bytes, self.stream, self.resource.clone())
     }
 
-    /// Returns the resource.
+    /// Returns the resource of the allocator.
     pub fn resource(&self) -> &R {
         &self.resource
     }
 
-    /// Returns the stream.
+    /// Returns the stream of the allocator.
     pub fn stream(&self) -> StreamRef {
         self.stream
     }
@@ -88,9 +89,9 @@ impl<R: DeviceMemoryResource> StreamAllocator<R> {
     }
 }
 
-/// Two allocators are equal if either can free the other's blocks. They must have the same stream, and their
-/// resources must be [equal](DeviceMemoryResource::is_equal). The per-thread default streams of two threads
-/// differ.
+/// Two allocators are equal if either can free the other's blocks. The two allocators must have the same
+/// stream, and their resources must be [equal](DeviceMemoryResource::is_equal). The per-thread default
+/// streams of two threads differ.
 impl<R: DeviceMemoryResource, S: DeviceMemoryResource> PartialEq<StreamAllocator<S>> for StreamAllocator<R> {
     fn eq(&self, other: &StreamAllocator<S>) -> bool {
         self.id == other.id && self.resource.is_equal(&other.resource)

@@ -7,10 +7,10 @@ use millpond_core::{DriverHandle, Error, Result};
 
 use crate::Stream;
 
-/// A fixed number of streams of one device. A program that borrows its streams from a pool creates no streams
-/// while it works.
+/// Holds a fixed number of streams of one device. A program that borrows its streams from this pool creates
+/// no further streams while it works.
 ///
-/// The pool lends its streams in turn: after [`len`](Self::len) calls, the first stream is lent again.
+/// The pool lends its streams in turn: after [`len`](Self::len) calls, it lends the first stream again.
 /// Dropping the pool destroys the streams.
 ///
 /// ```
@@ -30,10 +30,10 @@ pub struct StreamPool {
 }
 
 impl StreamPool {
-    /// The usual number of streams.
+    /// The usual number of streams in a pool.
     pub const DEFAULT_LEN: usize = 16;
 
-    /// Creates a pool of `len` streams of this driver's device.
+    /// Creates a pool of `len` streams on the driver's device.
     ///
     /// # Errors
     /// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) if `len` is 0; also the driver's
@@ -46,18 +46,18 @@ impl StreamPool {
         Ok(Self { streams, next: AtomicUsize::new(0) })
     }
 
-    /// Returns the next stream in turn. If threads call this at the same time, they get different streams, as
-    /// long as there are enough.
+    /// Returns the next stream in turn. If several threads call this method at the same time, they get
+    /// different streams, unless there are more threads than streams.
     pub fn get(&self) -> &Stream {
         self.get_at(self.next.fetch_add(1, Ordering::Relaxed))
     }
 
-    /// Returns the stream with this number, modulo [`len`](Self::len).
+    /// Returns the stream with the index `number` modulo [`len`](Self::len).
     pub fn get_at(&self, number: usize) -> &Stream {
         &self.streams[number % self.streams.len()]
     }
 
-    /// Returns the number of streams; at least 1.
+    /// Returns the number of streams in the pool, which is at least 1.
     #[allow(clippy::len_without_is_empty)] // it never is
     pub fn len(&self) -> usize {
         self.streams.len()

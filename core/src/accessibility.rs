@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-/// Who can read and write a resource's memory at its address: the device, the host, or both.
+/// Tells whether the device, the host, or both can read and write a resource's memory directly.
 ///
 /// ```
 /// use millpond_core::Accessibility;
@@ -13,21 +13,22 @@ use std::fmt;
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[expect(clippy::exhaustive_structs, reason = "only the device and the host can access memory")]
 pub struct Accessibility {
-    /// Kernels and copies of the resource's device can access it.
+    /// Whether the resource's device can access the memory, in kernels and copies.
     pub device: bool,
-    /// Code on the host can access it.
+    /// Whether code on the host can access the memory.
     pub host: bool,
 }
 
 impl Accessibility {
-    /// The device alone: plain CUDA memory.
+    /// Only the device can access the memory: plain CUDA memory.
     pub const DEVICE: Self = Self { device: true, host: false };
-    /// The host alone: system memory, if the device cannot read it.
+    /// Only the host can access the memory: system memory that the device cannot read.
     pub const HOST: Self = Self { device: false, host: true };
-    /// Both: managed and pinned memory, and system memory if the device can read it.
+    /// Both the device and the host can access the memory: managed memory, pinned memory, and system memory
+    /// that the device can read.
     pub const DEVICE_AND_HOST: Self = Self { device: true, host: true };
 
-    /// Returns the access that `self` and `other` have in common.
+    /// Returns the access that both `self` and `other` allow.
     #[must_use]
     pub const fn and(self, other: Self) -> Self {
         Self { device: self.device && other.device, host: self.host && other.host }

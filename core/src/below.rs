@@ -5,25 +5,28 @@
 
 use crate::{Result, StreamRef};
 
-/// A pool, as seen by a layer above it that allocates its own memory from the pool.
+/// Gives facts about a pool to a layer above the pool. The layer finds this trait with
+/// [`find_trait`](crate::find_trait).
 pub trait PoolBelow {
-    /// Returns the number of bytes that the pool allocates from upstream when it is built, and does not
-    /// release by itself.
+    /// Returns the number of bytes that the pool allocates from its upstream when the pool is built. The pool
+    /// releases these bytes only if a call asks for it.
     fn initial_bytes(&self) -> u64;
 
-    /// Returns the most bytes that the pool may hold, if there is a limit.
+    /// Returns the most bytes that the pool may hold; `None` if there is no limit.
     fn maximum_bytes(&self) -> Option<u64>;
 
-    /// Releases unused memory to the upstream. The pool stops when it holds `keep_bytes`, or when more would
-    /// need a wait. Returns the number of bytes released. `stream` is the stream of the caller.
+    /// Releases unused memory to the pool's upstream, until the pool holds `keep_bytes`. Stops earlier if the
+    /// pool would have to wait before it can release more. Returns the number of bytes released. `stream` is
+    /// the stream of the request that needs the memory.
     ///
     /// # Errors
     /// The driver's errors.
     fn release_unused(&self, keep_bytes: u64, stream: StreamRef) -> Result<u64>;
 }
 
-/// A layer that allocates separate memory for captured graphs, as seen by a layer above it.
+/// Gives facts about a `capture_scopes` layer to an upper layer. A `capture_scopes` layer allocates separate
+/// memory for captured graphs. The upper layer finds this trait with [`find_trait`](crate::find_trait).
 pub trait ScopesBelow {
-    /// Returns the number of streams whose requests now get memory for captured graphs.
+    /// Returns the number of streams on which requests now get memory for captured graphs.
     fn open_streams(&self) -> usize;
 }

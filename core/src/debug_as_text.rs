@@ -1,7 +1,8 @@
 //! The text that `{:?}` prints for a resource.
 
-/// Implements `Debug` for a resource. `{:?}` then prints one line: the type, and the text of the stack that
-/// `Display` prints. The line leaves the fields out, because they may be long and may be behind locks.
+/// Implements `Debug` for a resource. `{:?}` then prints one line: the resource's type, and the text of its
+/// stack as in `Display`. The line does not show the fields, because they may be long and may be behind
+/// locks.
 ///
 /// ```
 /// use std::fmt;

@@ -19,40 +19,41 @@ const OWN_BIT: u32 = 1 << 30;
 const ORDINAL: u32 = OWN_BIT - 1;
 
 impl DeviceId {
-    /// Returns the id of the CUDA device with this ordinal.
+    /// Returns the id of the CUDA device with the number `ordinal`, as CUDA counts devices.
     pub const fn cuda(ordinal: u32) -> Self {
         Self(ordinal & ORDINAL)
     }
 
-    /// Returns the id of the simulated device with this number. Each simulated device of a process has a
+    /// Returns the id of the simulated device with this number. Each simulated device in a process has a
     /// different number.
     pub const fn sim(number: u32) -> Self {
         Self(number & ORDINAL | SIM_BIT)
     }
 
-    /// Returns the id of a device with this number that belongs to a [driver of your
-    /// own](crate::Driver#a-driver-of-your-own).
+    /// Returns the id of a device that belongs to a [driver of your own](crate::Driver#a-driver-of-your-own).
+    /// You choose the number.
     pub const fn own(number: u32) -> Self {
         Self(number & ORDINAL | OWN_BIT)
     }
 
-    /// Returns whether this is a CUDA device.
+    /// Returns whether this is the id of a CUDA device.
     pub const fn is_cuda(self) -> bool {
         self.0 <= ORDINAL
     }
 
-    /// Returns whether the device is simulated.
+    /// Returns whether this is the id of a simulated device.
     pub const fn is_sim(self) -> bool {
         self.0 & SIM_BIT != 0
     }
 
-    /// Returns the number of the device among the devices of its kind. For a CUDA device, it is the ordinal.
-    /// The number is less than 2^30.
+    /// Returns the device's number among the devices of the same kind. For a CUDA device, the number is
+    /// CUDA's ordinal. The number is less than 2^30.
     pub const fn ordinal(self) -> u32 {
         self.0 & ORDINAL
     }
 
-    /// Returns the kind of the device, as printed before the colon: `cuda`, `sim` or `own`.
+    /// Returns the kind of the device: `cuda`, `sim` or `own`. `Display` prints the kind before a colon, as
+    /// in `cuda:0`.
     pub const fn kind(self) -> &'static str {
         match self.0 & !ORDINAL {
             0 => "cuda",
@@ -61,7 +62,7 @@ impl DeviceId {
         }
     }
 
-    /// Returns the id of the device of this kind with this number; `None` if there is no such kind.
+    /// Returns the id of the device with this kind and number; `None` if there is no such kind.
     pub fn of_kind(kind: &str, number: u32) -> Option<Self> {
         match kind {
             "cuda" => Some(Self::cuda(number)),

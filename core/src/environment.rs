@@ -1,15 +1,16 @@
-//! The process's environment variables. An empty variable counts as unset.
+//! Reads environment variables of the process. An empty variable counts as unset.
 
 use std::ffi::{OsStr, OsString};
 
 /// Returns the value of an environment variable; `None` if the variable is unset, empty, or only white space.
-/// An empty variable counts as unset because a container or a job description often can empty a variable, but
-/// cannot unset it.
+///
+/// A container or a job description can often empty a variable, but cannot unset it. So an empty variable
+/// counts as unset.
 pub fn variable(name: impl AsRef<OsStr>) -> Option<OsString> {
     std::env::var_os(name).and_then(set)
 }
 
-/// Applies the rule of [`variable`] to a value that was read elsewhere: an empty value becomes `None`.
+/// Applies the rule of [`variable`] to a value from another source: returns `None` if the value is empty.
 pub fn set(value: OsString) -> Option<OsString> {
     let is_blank = value.to_str().is_some_and(|text| text.trim().is_empty());
     (!is_blank).then_some(value)

@@ -5,20 +5,21 @@ use std::fmt;
 use crate::driver::DriverError;
 use crate::{DeviceId, Layout, OutOfMemoryReport, StreamRef, format_bytes};
 
-/// The result of every fallible function of millpond.
+/// The result of a fallible function of millpond. The error type is [`Error`] by default.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// The category of an error. It is enough to decide what to do next.
+/// The category of an error. A program can decide from the category how to react.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[non_exhaustive]
 pub enum ErrorKind {
-    /// The resource has no free block that is large enough, even after it has synchronised. Freeing memory
-    /// may help, unless the request [is impossible](Error::is_impossible). If it is impossible, use another
-    /// resource or request less.
+    /// The resource has no free block that is large enough, even after it has synchronised with the device.
+    /// Freeing memory may help, unless the request [is impossible](Error::is_impossible). For an impossible
+    /// request, use another resource or request fewer bytes.
     OutOfMemory,
-    /// An argument other than the size is invalid, regardless of how much memory is free.
+    /// An argument other than the size is invalid. The amount of free memory does not matter.
     InvalidArgument,
-    /// The text of a stack cannot be read, or it names something that does not exist.
+    /// The text of a stack cannot be parsed, or the text names a layer, parameter or value that does not
+    /// exist.
     InvalidStack,
     /// There is no CUDA driver, no device, or no device with the requested number.
     NoDevice,
@@ -26,19 +27,22 @@ pub enum ErrorKind {
     Unsupported,
     /// The driver reported an error.
     Driver,
-    /// The device is lost. Either an earlier driver error lost it for this process, or its context was reset
-    /// and everything made before is lost. The message says which of the two happened.
+    /// The device is lost, for one of two reasons. An earlier driver error lost the device for this process.
+    /// Or the device's context was reset, and everything made before the reset is lost. The message names the
+    /// reason.
     Poisoned,
     /// Reading or writing a file failed.
     Io,
-    /// A resource that serves one thread at a time was in use by another thread, whose call did not end. Code
-    /// that runs inside a resource must not wait for a thread that uses the same resource.
+    /// The resource serves one thread at a time, and the call of another thread did not end. Code that runs
+    /// inside a resource must not wait for a thread that uses the same resource.
     Busy,
 }
 
-/// The error type of millpond. The [`kind`](Self::kind) is for decisions. The text says what to do.
+/// The error type of millpond. [`kind`](Self::kind) tells a program how to react. The text tells a person
+/// what happened and what to do.
 ///
-/// An `Error` is one word in size. Creating one captures no backtrace, so an expected failure stays cheap.
+/// An `Error` is the size of one pointer. Creating an error captures no backtrace, so an expected failure
+/// stays cheap.
 ///
 /// ```
 /// use millpond_core::{Error, Layout, StreamRef};
@@ -75,8 +79,8 @@ impl Error {
         }))
     }
 
-    /// Creates an [`ErrorKind::OutOfMemory`] for this request. Call it only if there is certainly no memory
-    /// for the request.
+    /// Creates an [`ErrorKind::OutOfMemory`] for this request. Call this function only if the resource
+    /// certainly has no memory for the request.
     pub fn out_of_memory(layout: Layout, stream: StreamRef) -> Self {
         Self::new(ErrorKind::OutOfMemory, "").for_request(layout, stream)
     }
@@ -91,7 +95,7 @@ impl Error {
         Self::new(ErrorKind::InvalidStack, message)
     }
 
-    /// Creates the error that every call returns after a driver error has lost the device.
+    /// Creates the error that every call returns after a driver error has lost the device for this process.
     pub fn poisoned() -> Self {
         Self::new(
             ErrorKind::Poisoned,
@@ -99,7 +103,8 @@ impl Error {
         )
     }
 
-    /// Creates the error of a call on an object that is older than the last reset of the device's context.
+    /// Creates the error that a call returns if its resource or stream is older than the last reset of the
+    /// device's context.
     pub fn context_reset() -> Self {
         Self::new(
             ErrorKind::Poisoned,
@@ -108,21 +113,22 @@ impl Error {
         )
     }
 
-    /// Creates the error of a request larger than any address space. Its kind is [`ErrorKind::OutOfMemory`],
-    /// and it is [impossible](Self::is_impossible).
+    /// Creates the error for a request that is larger than any address space. The kind of the error is
+    /// [`ErrorKind::OutOfMemory`], and the request is [impossible](Self::is_impossible).
     pub fn request_too_large(layout: Layout, stream: StreamRef) -> Self {
         Self::impossible("no device has so much memory; check the size for an overflow", layout, stream)
     }
 
-    /// Creates an [`ErrorKind::OutOfMemory`] for a request that the resource can never serve. `message` says
-    /// why, and gives the remedy.
+    /// Creates an [`ErrorKind::OutOfMemory`] for a request that the resource can never serve. `message` gives
+    /// the reason and the remedy.
     pub fn impossible(message: impl Into<String>, layout: Layout, stream: StreamRef) -> Self {
         let mut report = OutOfMemoryReport::new(layout, stream);
         report.is_impossible = true;
         Self::new(ErrorKind::OutOfMemory, message).for_request(layout, stream).with_report(report)
     }
 
-    /// Adds the layout of a failed request that has no stream, for example a request for pinned host memory.
+    /// Adds the layout of the failed request. Use this method for a request without a stream, such as a
+    /// request for pinned host memory.
     #[must_use]
     pub fn for_layout(mut self, layout: Layout) -> Self {
         self.0.layout = Some(layout);
@@ -137,21 +143,21 @@ impl Error {
         self
     }
 
-    /// Adds the device on which the call failed.
+    /// Adds the device of the failed call.
     #[must_use]
     pub fn on_device(mut self, device: DeviceId) -> Self {
         self.0.device = Some(device);
         self
     }
 
-    /// Adds the stack as text, unless an inner layer has already added its stack.
+    /// Adds the text of the stack. Does nothing if an inner layer has already added the text of its stack.
     #[must_use]
     pub fn in_stack(mut self, stack: impl fmt::Display) -> Self {
         self.0.stack.get_or_insert_with(|| stack.to_string());
         self
     }
 
-    /// Adds the report of the failed request. It replaces an earlier report.
+    /// Adds the report of the failed request. The report replaces an earlier report.
     #[must_use]
     pub fn with_report(mut self, report: impl Into<Box<OutOfMemoryReport>>) -> Self {
         self.0.report = Some(report.into());
@@ -159,7 +165,7 @@ impl Error {
     }
 
     /// Adds a report about the request, if the error is [out of memory](Self::is_out_of_memory) and has no
-    /// report yet. `fill_in` completes the report. Add the request first, with
+    /// report yet. `fill_in` completes the new report. Before this call, add the request with
     /// [`for_request`](Self::for_request).
     #[must_use]
     pub fn report_if_missing(self, fill_in: impl FnOnce(&mut OutOfMemoryReport)) -> Self {
@@ -172,7 +178,7 @@ impl Error {
         self.with_report(report)
     }
 
-    /// Adds the error that caused this one.
+    /// Adds the cause: another error, which led to this error.
     #[must_use]
     pub fn caused_by(mut self, source: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Self {
         self.0.source = Some(source.into());
@@ -197,68 +203,69 @@ impl Error {
         self.0.kind == ErrorKind::OutOfMemory
     }
 
-    /// Returns whether the resource can never serve the request. The request is then larger than any address
-    /// space, than a limit, or than the blocks of the resource. Such an error is also [out of
-    /// memory](Self::is_out_of_memory).
+    /// Returns whether the resource can never serve the request. Such a request exceeds the size of any
+    /// address space, a limit of the resource, or the resource's largest block. The error is then also [out
+    /// of memory](Self::is_out_of_memory).
     pub fn is_impossible(&self) -> bool {
         self.0.report.as_ref().is_some_and(|report| report.is_impossible)
     }
 
-    /// Returns whether the device is lost. Either a driver error lost it for this process, or its context was
-    /// reset and everything made before is lost.
+    /// Returns whether the device is lost, for one of two reasons. A driver error lost the device for this
+    /// process. Or the device's context was reset, and everything made before the reset is lost.
     pub fn is_sticky(&self) -> bool {
         self.0.kind == ErrorKind::Poisoned || self.driver_error().is_some_and(DriverError::is_sticky)
     }
 
-    /// Returns whether there is no driver or no such device.
+    /// Returns whether the error means that there is no driver or no such device.
     pub fn is_no_device(&self) -> bool {
         self.0.kind == ErrorKind::NoDevice
     }
 
-    /// Returns the requested size in bytes, if the error is about a request.
+    /// Returns the requested size in bytes; `None` if the error is not about a request.
     pub fn requested_bytes(&self) -> Option<u64> {
         self.0.layout.map(Layout::bytes)
     }
 
-    /// Returns the requested alignment in bytes, if the error is about a request.
+    /// Returns the requested alignment in bytes; `None` if the error is not about a request.
     pub fn requested_alignment(&self) -> Option<u64> {
         self.0.layout.map(Layout::alignment)
     }
 
-    /// Returns the stream of the request, if there is one.
+    /// Returns the stream of the request; `None` if the error is not about a request on a stream.
     pub fn stream(&self) -> Option<StreamRef> {
         self.0.stream
     }
 
-    /// Returns the device, if known.
+    /// Returns the device of the failed call; `None` if the device is not known.
     pub fn device(&self) -> Option<DeviceId> {
         self.0.device
     }
 
-    /// Returns the stack that failed, as text.
+    /// Returns the text of the stack that failed; `None` if the error names no stack.
     pub fn stack(&self) -> Option<&str> {
         self.0.stack.as_deref()
     }
 
-    /// Returns the report of a failed request: the state of memory at that moment, and the remedies that
-    /// would have helped. Every resource adds a report to an out-of-memory error. The layers above pass the
-    /// report on.
+    /// Returns the report of a failed request. The report holds the state of memory when the request failed,
+    /// and the remedies that would have helped. Every resource adds a report to its out-of-memory errors. The
+    /// layers above keep the report.
     pub fn out_of_memory_report(&self) -> Option<&OutOfMemoryReport> {
         self.0.report.as_deref()
     }
 
-    /// Removes the report from the error and returns it. A resource calls this to include the report in its
-    /// own report.
+    /// Removes the report from the error and returns the report. A resource uses this method to include the
+    /// upstream's report in its own report.
     pub fn take_out_of_memory_report(&mut self) -> Option<Box<OutOfMemoryReport>> {
         self.0.report.take()
     }
 
-    /// Returns the message without the request, the stack and the report.
+    /// Returns the message alone. The request, the stack and the report are not included.
     pub fn message(&self) -> &str {
         &self.0.message
     }
 
-    /// Returns the driver's error that caused this one, directly or through other errors, if there is one.
+    /// Returns the driver error that caused this error, directly or through other errors; `None` if no driver
+    /// error did.
     pub fn driver_error(&self) -> Option<&DriverError> {
         let mut source: Option<&(dyn std::error::Error + 'static)> = self.0.source.as_deref().map(|e| e as _);
         while let Some(error) = source {
@@ -379,8 +386,9 @@ impl From<DriverError> for Error {
 }
 
 /// The remedy when the driver refuses a call because of a capture.
-const CAPTURE_ADVICE: &str = "this is not possible while a graph is being captured; do it before the capture \
-    begins, or after its end (pool:initial=… reserves memory for the graph in advance)";
+const CAPTURE_ADVICE: &str = "this call is not possible while a graph is being captured; make the call \
+    before the capture begins, or after the capture ends (pool:initial=… reserves memory for the graph in \
+    advance)";
 
 /// The remedy when the driver does not know a stream or an event.
 const HANDLE_ADVICE: &str =

@@ -10,8 +10,8 @@ use crate::{
     MemoryReport, ReportsMemory, Result, Shareable, Stack, StreamRef,
 };
 
-/// Convenience methods of every resource, built on [`DeviceMemoryResource`]. Every resource has them: do not
-/// implement this trait.
+/// Adds convenience methods to every [`DeviceMemoryResource`]. The trait is already implemented for every
+/// resource, so do not implement it yourself.
 pub trait DeviceMemoryResourceExt: DeviceMemoryResource {
     /// Calls [`allocate`](DeviceMemoryResource::allocate) with the usual alignment,
     /// [`ALLOCATION_ALIGNMENT`](crate::ALLOCATION_ALIGNMENT).
@@ -32,13 +32,14 @@ pub trait DeviceMemoryResourceExt: DeviceMemoryResource {
         unsafe { self.deallocate(ptr, Layout::new(bytes), stream.into()) }
     }
 
-    /// Allocates a block that any stream may use at once. It calls
-    /// [`allocate`](DeviceMemoryResource::allocate) on the legacy default stream, and waits for that stream
-    /// if the resource is stream-ordered.
+    /// Allocates a block that any stream may use as soon as the call returns.
+    ///
+    /// The method calls [`allocate`](DeviceMemoryResource::allocate) on the legacy default stream. If the
+    /// resource is stream-ordered, the method then waits for that stream.
     ///
     /// # Errors
     /// The errors of `allocate` and of the wait. While a blocking stream captures a graph, CUDA refuses the
-    /// wait. The call then frees the block again.
+    /// wait. If the wait fails, the method frees the block before it returns the error.
     fn allocate_sync(&self, layout: Layout) -> Result<DevicePtr> {
         let ptr = self.allocate(layout, StreamRef::LEGACY)?;
         if self.is_stream_ordered() && !ptr.is_null() {
@@ -52,17 +53,17 @@ pub trait DeviceMemoryResourceExt: DeviceMemoryResource {
         Ok(ptr)
     }
 
-    /// Frees a block that no work uses any more. It does not matter which streams used the block.
+    /// Frees a block that no submitted work still uses. The block may have been used on any stream.
     ///
     /// # Safety
-    /// The conditions of [`deallocate`](DeviceMemoryResource::deallocate). Also, all work that uses the block
-    /// is done.
+    /// The conditions of [`deallocate`](DeviceMemoryResource::deallocate) hold. In addition, all work that
+    /// uses the block is done.
     unsafe fn deallocate_sync(&self, ptr: DevicePtr, layout: Layout) {
         // SAFETY: the caller's promises; work that is done is ordered before any stream.
         unsafe { self.deallocate(ptr, layout, StreamRef::LEGACY) }
     }
 
-    /// Returns a report of the memory that the whole stack holds now.
+    /// Returns a report of the memory that each layer of the stack holds now.
     fn memory_report(&self) -> MemoryReport
     where
         Self: Sized,
@@ -70,8 +71,9 @@ pub trait DeviceMemoryResourceExt: DeviceMemoryResource {
         MemoryReport::of(self)
     }
 
-    /// Returns the segments and blocks of the whole stack now; `None` if no layer knows them, as on plain
-    /// CUDA memory. If a pool takes its memory from another pool, the map lists the blocks of the upper pool.
+    /// Returns the segments and blocks of the whole stack at this moment. Returns `None` if no layer records
+    /// segments or blocks, as in plain CUDA memory. If one pool allocates from another pool, the map lists
+    /// the blocks of the upper pool.
     ///
     /// ```
     /// use millpond_core::{AnyResource, DeviceMemoryResourceExt};
@@ -88,8 +90,9 @@ pub trait DeviceMemoryResourceExt: DeviceMemoryResource {
         map_of(self)
     }
 
-    /// Returns the live block that starts at `ptr`, with everything that the layers of the stack know about
-    /// the block. If two layers disagree, the outer layer wins. Returns `None` if no layer knows the block.
+    /// Returns the live block that starts at `ptr`; `None` if no layer records this block. The result
+    /// combines the facts that the layers know about the block. If two layers disagree, the outer layer's
+    /// fact is used.
     fn block_at(&self, ptr: DevicePtr) -> Option<BlockInfo>
     where
         Self: Sized,
@@ -106,7 +109,8 @@ pub trait DeviceMemoryResourceExt: DeviceMemoryResource {
         })
     }
 
-    /// Restarts the counters of all layers of the stack, as if the live blocks had been allocated now.
+    /// Restarts the counters of all layers of the stack. Afterwards, the counters show the live blocks as if
+    /// they had been allocated at this moment.
     fn clear_counters(&self)
     where
         Self: Sized,
@@ -114,7 +118,7 @@ pub trait DeviceMemoryResourceExt: DeviceMemoryResource {
         stack_of(self).with::<dyn ReportsMemory>().for_each(ReportsMemory::clear_counters);
     }
 
-    /// Returns the device that holds this memory.
+    /// Returns the id of the device that holds the resource's memory.
     fn device(&self) -> DeviceId {
         self.driver().device()
     }
@@ -122,7 +126,7 @@ pub trait DeviceMemoryResourceExt: DeviceMemoryResource {
     /// Puts a layer on top of this resource. The layer that is added last is the outermost.
     ///
     /// # Errors
-    /// Returns the layer's error, for example if a pool cannot reserve its first region.
+    /// The errors of building the layer. For example, a pool may fail to reserve its first region.
     fn layer<L: Layer<Self>>(self, layer: L) -> Result<L::Resource>
     where
         Self: Sized,
@@ -130,7 +134,7 @@ pub trait DeviceMemoryResourceExt: DeviceMemoryResource {
         layer.layer(self)
     }
 
-    /// Returns an owned, type-erased handle.
+    /// Converts the resource into an owned, type-erased handle.
     fn into_any(self) -> AnyResource
     where
         Self: Sized + Shareable,
@@ -138,8 +142,8 @@ pub trait DeviceMemoryResourceExt: DeviceMemoryResource {
         Arc::new(self)
     }
 
-    /// Returns this resource and all resources below it, outermost first. See the other
-    /// [ways](crate#looking-into-a-stack) to look into a stack.
+    /// Returns an iterator over this resource and all resources below it, outermost first. [Looking into a
+    /// stack](crate#looking-into-a-stack) lists related functions.
     fn stack(&self) -> Stack<'_>
     where
         Self: Sized,
@@ -150,10 +154,11 @@ pub trait DeviceMemoryResourceExt: DeviceMemoryResource {
 
 impl<R: DeviceMemoryResource + ?Sized> DeviceMemoryResourceExt for R {}
 
-/// Adds several layers with one `?` at the end:
+/// Adds the method `layer` to a `Result`. Several layers then need only one `?`, at the end:
 /// `CudaMemoryResource::new(device).layer(first).layer(second)?`.
 pub trait LayerResultExt<R> {
-    /// Puts a layer on top of the resource. If an earlier layer failed, returns that error.
+    /// Puts a layer on top of the resource. If an earlier layer has already failed, returns the error of that
+    /// layer.
     ///
     /// # Errors
     /// The earlier error, or the errors of the layer.

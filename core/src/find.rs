@@ -4,8 +4,8 @@ use crate::DeviceMemoryResource;
 use crate::handles::peel;
 use crate::provide::as_trait;
 
-/// The layers of a stack, outermost first; see
-/// [`DeviceMemoryResourceExt::stack`](crate::DeviceMemoryResourceExt::stack).
+/// An iterator over the layers of a stack, outermost first.
+/// [`DeviceMemoryResourceExt::stack`](crate::DeviceMemoryResourceExt::stack) returns it.
 #[derive(Debug)]
 pub struct Stack<'a> {
     next: Option<&'a dyn DeviceMemoryResource>,
@@ -22,8 +22,8 @@ impl<'a> Iterator for Stack<'a> {
 }
 
 impl<'a> Stack<'a> {
-    /// Returns each layer that [provides](DeviceMemoryResource::provide) this trait, outermost first.
-    /// [`find_trait`](crate::find_trait) returns the first of them.
+    /// Returns each layer that [provides](DeviceMemoryResource::provide) the trait `T`, outermost first.
+    /// [`find_trait`](crate::find_trait) returns only the outermost of these layers.
     pub fn with<T: ?Sized + 'static>(self) -> impl Iterator<Item = &'a T> {
         self.filter_map(as_trait)
     }
@@ -33,16 +33,19 @@ pub(crate) fn stack_of(resource: &dyn DeviceMemoryResource) -> Stack<'_> {
     Stack { next: Some(peel(resource)) }
 }
 
-/// Returns the outermost resource of a stack that [provides](DeviceMemoryResource::provide) this trait. The
-/// types of the layers do not matter. The search looks through handles (`Arc`, `Box`).
+/// Returns the outermost resource of a stack that [provides](DeviceMemoryResource::provide) the trait `T`.
+/// You need not know the types of the layers. If a resource is behind a handle (`Arc` or `Box`), the function
+/// looks at the resource itself.
 ///
-/// `stack.stack().with::<dyn Nameable>()` returns every layer that has the trait, outermost first. See also
-/// the [other ways](crate#looking-into-a-stack) to look into a stack.
+/// `stack.stack().with::<dyn Nameable>()` returns every layer with the trait `Nameable`, outermost first.
+/// [Looking into a stack](crate#looking-into-a-stack) lists related functions.
 ///
-/// The search ends at a `thread_safe` layer if threads may not share the resource below it
-/// ([`is_shareable`](crate::is_shareable)). Only the holder of the layer's lock may use that resource. The
-/// trait must be exactly the type that the layer names: `dyn Nameable + Send + Sync` is another type, so the
-/// search for it finds nothing.
+/// `T` must be exactly the type that the layer lists. For example, `dyn Nameable + Send + Sync` is not the
+/// type `dyn Nameable`, so a search for the longer type finds nothing.
+///
+/// Below a `thread_safe` layer, the search continues only if threads may share the layer's upstream
+/// ([`is_shareable`](crate::is_shareable)). Otherwise only the thread that holds the layer's lock may use the
+/// upstream, and the search ends.
 ///
 /// ```
 /// use millpond_core::{AnyResource, find_trait};

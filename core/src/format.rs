@@ -11,8 +11,8 @@ pub(crate) const UNITS: [(&str, u64); 7] = [
     ("B", 1),
 ];
 
-/// Formats a number of bytes for people, in the largest binary unit that fits. The text is exact if the unit
-/// divides the number evenly. Otherwise it has two decimals.
+/// Formats a number of bytes for people, in the largest binary unit that is not larger than the number. If
+/// the number is a multiple of the unit, the text is exact. Otherwise the text has two decimals.
 ///
 /// ```
 /// use millpond_core::format_bytes;

@@ -2,22 +2,21 @@
 
 /// Generates the methods of [`DeviceMemoryResource`](crate::DeviceMemoryResource) that an adaptor does not
 /// implement itself. Each generated method passes its arguments to the upstream. If the upstream returns an
-/// error, the method adds the adaptor's stack to the error.
+/// error, the method adds the text of the adaptor's stack to the error.
 ///
-/// List the methods that you implement yourself after `except`. The upstream is the field `upstream`. If your
-/// field has another name, write the field before `except`, as in
+/// After `except`, list the methods that you implement yourself. The macro expects the upstream in the field
+/// `upstream`. If your field has another name, write the field before `except`, as in
 /// `forward_to_upstream!(self.inner, except allocate)`. The upstream may be any resource, including an
 /// [`AnyResource`](crate::AnyResource).
 ///
-/// Three generated methods do not pass the call on:
+/// Three generated methods do not call the upstream:
 /// - `upstream` returns the field.
-/// - `provide` adds nothing.
-/// - `is_equal` returns `true` only for the same adaptor. If an adaptor keeps no state about its blocks, it
-///   may compare the upstreams instead, as in the example below.
+/// - `provide` lists no trait.
+/// - `is_equal` returns `true` only if `other` is the same adaptor object. If your adaptor keeps no state
+///   about its blocks, implement `is_equal` yourself and compare the upstreams, as in the example below.
 ///
-/// An adaptor that [submits work](crate::DeviceMemoryResource#layers-that-submit-work) implements
-/// `is_stream_ordered` itself, and returns
-/// `true`.
+/// If your adaptor [submits work](crate::DeviceMemoryResource#layers-that-submit-work), implement
+/// `is_stream_ordered` yourself and return `true`.
 ///
 /// ```
 /// use std::fmt;

@@ -87,8 +87,8 @@ pub(crate) fn peel(mut resource: &dyn DeviceMemoryResource) -> &dyn DeviceMemory
     }
 }
 
-/// Returns the resource as a `T`, if it has exactly this type. The function looks through handles (`Arc`,
-/// `Box`), but not at the resources below.
+/// Returns the resource as a `T` if its type is exactly `T`. If the resource is behind a handle (`Arc` or
+/// `Box`), the function looks at the resource itself. The function does not look at the resources below.
 pub fn downcast<T: DeviceMemoryResource>(resource: &dyn DeviceMemoryResource) -> Option<&T> {
     let any: &dyn Any = peel(resource);
     any.downcast_ref::<T>()
@@ -96,8 +96,8 @@ pub fn downcast<T: DeviceMemoryResource>(resource: &dyn DeviceMemoryResource) ->
         .or_else(|| any.downcast_ref::<Box<T>>().map(|handle| &**handle))
 }
 
-/// Returns whether `one` and `other` are the same object. The function looks through the handles (`Arc`,
-/// `Box`) of the two. A resource that keeps state about its blocks implements
+/// Returns whether `one` and `other` are the same object. If an argument is a handle (`Arc` or `Box`), the
+/// function compares the resource behind the handle. A resource that keeps state about its blocks implements
 /// [`is_equal`](DeviceMemoryResource::is_equal) with this function.
 pub fn is_same<T: DeviceMemoryResource>(one: &T, other: &dyn DeviceMemoryResource) -> bool {
     Identity::of(one) == Identity::of(other)

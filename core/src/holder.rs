@@ -4,18 +4,18 @@ use std::fmt;
 
 use crate::format_bytes;
 
-/// Live blocks that one part of the program allocated. Their allocations have the same tag and backtrace.
+/// A group of live blocks whose allocations have the same tag and the same backtrace.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct Holder {
-    /// The tag of the thread that allocated the blocks.
+    /// The tag that the allocating thread had set; `None` without a tag.
     pub tag: Option<String>,
-    /// The backtrace that all these allocations share.
+    /// The backtrace of the allocations; `None` if no backtraces were recorded.
     pub backtrace: Option<String>,
-    /// The number of blocks.
+    /// The number of live blocks in the group.
     pub blocks: u64,
-    /// The requested bytes of these blocks.
+    /// The sum of the requested sizes of the blocks, in bytes.
     pub bytes: u64,
 }
 

@@ -2,14 +2,14 @@
 
 use crate::Result;
 
-/// Builds a resource on top of another.
+/// Builds a resource on top of another resource.
 ///
-/// A layer is a value that holds the configuration. [`layer`](Self::layer) builds the resource. If several
-/// stacks from one layer share state, the layer's documentation says so.
+/// A layer is a value that holds the configuration of the resource. [`layer`](Self::layer) builds the
+/// resource. If a layer builds several resources that share state, the layer's documentation says so.
 ///
-/// The order of the layers matters. The layer that is added last is the outermost. Statistics above a pool
-/// count the requests. Below the pool, they count the regions that the pool allocates. `examples/stack.rs`
-/// shows both cases.
+/// The order of the layers matters. The layer that is added last is the outermost. For example, statistics
+/// above a pool count the requests of the program. Statistics below the pool count the regions that the pool
+/// allocates. `examples/stack.rs` shows both orders.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is not a layer for `{R}`; pass a layer, such as `PoolLayer::new()`",
     label = "this cannot go on top of `{R}`",
@@ -23,11 +23,11 @@ pub trait Layer<R> {
     /// Builds the resource on top of `upstream`.
     ///
     /// # Errors
-    /// The errors of building: for example, a pool may fail to reserve memory.
+    /// The errors of building the resource. For example, a pool may fail to reserve its first region.
     fn layer(self, upstream: R) -> Result<Self::Resource>;
 }
 
-/// A layer that adds nothing: the result is the resource itself.
+/// A layer that adds nothing: `layer` returns the upstream itself.
 #[derive(Clone, Copy, Default, Debug)]
 #[expect(clippy::exhaustive_structs, reason = "it does nothing, and so needs no options")]
 pub struct Identity;
@@ -44,7 +44,7 @@ impl<R> Layer<R> for Identity {
 #[derive(Clone, Copy, Debug)]
 pub struct LayerFn<F>(F);
 
-/// Turns a closure that builds a resource into a layer.
+/// Makes a layer from a closure. The closure builds the resource on top of the upstream that it receives.
 pub fn layer_fn<F>(build: F) -> LayerFn<F> {
     LayerFn(build)
 }
@@ -61,7 +61,7 @@ impl<R, S, F: FnOnce(R) -> Result<S>> Layer<R> for LayerFn<F> {
 #[derive(Clone, Copy, Debug)]
 pub struct OptionLayer<L>(Option<L>);
 
-/// Makes a layer that may be absent. If it is absent, it adds nothing. In both cases, the resource becomes an
+/// Makes a layer that may be absent. An absent layer (`None`) adds nothing. In both cases, the result is an
 /// [`AnyResource`](crate::AnyResource).
 pub fn option_layer<L>(layer: Option<L>) -> OptionLayer<L> {
     OptionLayer(layer)

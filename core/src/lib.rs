@@ -1,4 +1,4 @@
-//! The trait of millpond's memory resources, and the types that it uses.
+//! Defines the trait that every memory resource of millpond implements, and the types that the trait uses.
 //!
 //! This crate calls no CUDA function and allocates no device memory itself. All other crates build on its
 //! types:
@@ -32,8 +32,8 @@
 //! | segments and blocks by address | `stack.memory_map()`: [`DeviceMemoryResourceExt::memory_map`] |
 //!
 //! [`downcast`] returns a resource as its concrete type, so `stack.stack().find_map(downcast::<T>)` finds a
-//! layer by its type. [`is_same`] returns whether two handles lead to the same resource.
-//! [`is_equal`](DeviceMemoryResource::is_equal) returns whether either of two resources can free the other's
+//! layer by its type. [`is_same`] returns whether two values are, or are handles to, the same resource.
+//! [`is_equal`](DeviceMemoryResource::is_equal) returns whether each of two resources can free the other's
 //! blocks.
 #![cfg_attr(docsrs, feature(doc_cfg))]
 

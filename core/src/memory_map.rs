@@ -1,64 +1,67 @@
 //! The addresses of a stack's memory at one moment: its segments, and the blocks in them.
 
-/// The memory of a stack by address. A [`MemoryReport`](crate::MemoryReport) holds only the sums.
+/// Lists the memory of a stack by address: its segments and blocks. A [`MemoryReport`](crate::MemoryReport)
+/// contains only sums.
 ///
 /// [`DeviceMemoryResourceExt::memory_map`](crate::DeviceMemoryResourceExt::memory_map) makes a map at any
-/// time. It copies one entry for each block while it holds the pool's lock. Other threads that need the lock
-/// wait until the copy is made. While other threads allocate, blocks that move through their caches may be
-/// listed as free.
+/// time. To make the map, a pool holds its lock while it copies one entry for each block. Other threads that
+/// need the lock wait for the end of the copy. If other threads allocate during the copy, the map may list
+/// blocks that these threads take from their caches as free.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct MemoryMap {
-    /// The segments, by address. They do not overlap.
+    /// The segments, in the order of their addresses. They do not overlap.
     pub segments: Vec<MemorySegment>,
-    /// The numbers of the pools that took these segments, as in
-    /// [`SegmentEvent`](crate::segments::SegmentEvent).
+    /// The numbers of the pools that hold these segments. [`SegmentEvent`](crate::segments::SegmentEvent)
+    /// uses the same numbers.
     pub pools: Vec<u64>,
 }
 
 /// Contiguous memory that a pool holds, divided into blocks without a gap.
 ///
-/// A pool that maps pages may serve a block from several pieces of memory. Such a block is a segment, and its
-/// pieces are in no other segment, so each byte of the device is listed once.
+/// A pool that maps pages may build one block from several pieces of memory. Such a block is a segment of its
+/// own. No other segment lists the block's pieces, so the map lists each byte of the device once.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct MemorySegment {
-    /// The address where it starts.
+    /// The address at which the segment starts.
     pub address: u64,
-    /// Its size in bytes.
+    /// The size of the segment in bytes.
     pub bytes: u64,
-    /// Whether the pool maps the memory itself, so that it can return any part of the memory to the driver.
+    /// Whether the pool mapped the memory itself. The pool can then return any part of the segment to the
+    /// driver.
     pub is_mapped: bool,
-    /// The addresses and sizes in bytes at which the pool first mapped this memory. Only a segment that the
-    /// pool stitched together from pieces has them. For every other segment, the list is empty.
+    /// The address and the size in bytes of each piece, as the pool first mapped the piece. Only a segment
+    /// that the pool built from several pieces has entries here. For any other segment, the list is empty.
     pub pieces: Vec<(u64, u64)>,
-    /// The blocks, by address.
+    /// The blocks, in the order of their addresses.
     pub blocks: Vec<MemoryBlock>,
 }
 
-/// A block of a segment, live or free.
+/// A live or free block of a segment.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct MemoryBlock {
-    /// The address where it starts.
+    /// The address at which the block starts.
     pub address: u64,
-    /// Its size in bytes, after rounding.
+    /// The size of the block in bytes, after the pool rounded the request up.
     pub bytes: u64,
-    /// The requested bytes; 0 for a free block.
+    /// The size in bytes that the program requested; 0 for a free block.
     pub requested_bytes: u64,
     /// The state of the block.
     pub state: BlockState,
-    /// The raw handle of the stream that a free block belongs to, or that a live block was allocated on.
-    /// `None` if any stream may take the free block, or if no layer knows the stream.
+    /// For a live block, the raw handle of the stream on which the program allocated the block. For a free
+    /// block, the raw handle of the only stream that may reuse the block. `None` if any stream may reuse the
+    /// free block, or if no layer records the stream.
     pub stream: Option<u64>,
-    /// The number of the block's scope, if the block belongs to a captured graph.
+    /// The number of the block's capture scope, if the block belongs to a captured graph.
     pub scope: Option<u64>,
-    /// The tag of the thread that allocated it.
+    /// The tag of the thread that allocated the block.
     pub tag: Option<String>,
-    /// The backtrace of its allocation.
+    /// The backtrace of the block's allocation.
     pub backtrace: Option<String>,
 }
 
@@ -67,7 +70,7 @@ pub struct MemoryBlock {
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub enum BlockState {
-    /// The block is free. Its stream, or any stream, may take it.
+    /// The block is free. [`MemoryBlock::stream`] says which stream may reuse the block.
     #[default]
     Free,
     /// The program uses the block.
@@ -77,7 +80,7 @@ pub enum BlockState {
 }
 
 impl MemoryBlock {
-    /// Returns a block of this address and size in bytes. It is live if `requested_bytes` are not 0.
+    /// Creates a block with this address and size in bytes. The block is live if `requested_bytes` is not 0.
     pub const fn new(address: u64, bytes: u64, requested_bytes: u64) -> Self {
         let state = if requested_bytes > 0 { BlockState::Active } else { BlockState::Free };
         Self { address, bytes, requested_bytes, state, stream: None, scope: None, tag: None, backtrace: None }
@@ -89,7 +92,7 @@ impl MemoryBlock {
 }
 
 impl MemorySegment {
-    /// Returns a segment of these blocks, which follow each other without a gap.
+    /// Creates a segment from these blocks. Each block starts where the previous block ends.
     pub fn new(blocks: Vec<MemoryBlock>) -> Self {
         let address = blocks.first().map_or(0, |first| first.address);
         let bytes = blocks.iter().map(|block| block.bytes).fold(0, u64::saturating_add);
@@ -102,29 +105,30 @@ impl MemorySegment {
 }
 
 impl MemoryMap {
-    /// Returns a map of these segments, which a pool with this number took.
+    /// Creates a map of these segments. `pool` is the number of the pool that holds the segments.
     pub fn new(mut segments: Vec<MemorySegment>, pool: Option<u64>) -> Self {
         segments.sort_unstable_by_key(|segment| segment.address);
         Self { segments, pools: pool.into_iter().collect() }
     }
 
-    /// Returns the bytes of all segments; `u64::MAX` if a wrong map has more.
+    /// Returns the sum of the sizes of all segments, in bytes. If the sum overflows, returns `u64::MAX`.
     pub fn bytes_reserved(&self) -> u64 {
         self.segments.iter().map(|segment| segment.bytes).fold(0, u64::saturating_add)
     }
 
-    /// Returns the blocks that are not free, by address.
+    /// Returns the blocks that are not free, in the order of their addresses.
     pub fn live_blocks(&self) -> impl Iterator<Item = &MemoryBlock> {
         self.segments.iter().flat_map(|it| &it.blocks).filter(|block| block.state != BlockState::Free)
     }
 
-    /// Returns the blocks that are not free, to describe them further.
+    /// Returns the blocks that are not free, as mutable references. A caller can add facts to the blocks,
+    /// such as tags.
     pub fn live_blocks_mut(&mut self) -> impl Iterator<Item = &mut MemoryBlock> {
         let blocks = self.segments.iter_mut().flat_map(|segment| &mut segment.blocks);
         blocks.filter(|block| block.state != BlockState::Free)
     }
 
-    /// Adds the segments of another resource, unless they overlap segments of this map.
+    /// Adds the segments of another resource. Leaves out segments that overlap segments of this map.
     #[must_use]
     pub fn beside(mut self, other: Self) -> Self {
         let known = self.segments.len();
@@ -141,8 +145,9 @@ impl MemoryMap {
         self
     }
 
-    /// Replaces each live block that is a segment of `above` by the blocks of that segment. Adds the other
-    /// segments of `above`.
+    /// Combines this map of a lower pool with the map `above` of an upper pool. Some segments of the upper
+    /// pool are live blocks of the lower pool. The method replaces each such block by the blocks of the
+    /// segment, and adds the other segments of `above`.
     #[must_use]
     pub fn divided(mut self, above: Self) -> Self {
         let has_pools = !self.pools.is_empty();

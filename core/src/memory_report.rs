@@ -8,35 +8,35 @@ use crate::{
     find::stack_of, format_bytes, holder::write_holders, provide::as_trait,
 };
 
-/// The memory of a stack, layer by layer: live memory, free memory by stream, and memory that could go back
-/// to the device. All sizes are in bytes.
+/// Reports the memory of a stack, layer by layer. For each layer, the report shows live memory, free memory
+/// by stream, and memory that the layer could release to the device. All sizes are in bytes.
 ///
 /// [`DeviceMemoryResourceExt::memory_report`](crate::DeviceMemoryResourceExt::memory_report) makes a report
-/// at any time. A program can print it (`Display`), store it (with the feature `serde`), or emit it as an
-/// event of `tracing` ([`trace`](Self::trace)). If other threads allocate while the report is made, its parts
-/// show different moments.
+/// at any time. A program can print the report (`Display`) or store it (with the feature `serde`).
+/// [`trace`](Self::trace) emits the report as a `tracing` event. If other threads allocate while the report
+/// is made, the numbers of different layers may come from different moments.
 #[derive(Clone, PartialEq, Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct MemoryReport {
-    /// The stack as text.
+    /// The text of the stack.
     pub stack: String,
-    /// The device.
+    /// The device as text, for example `cuda:0`.
     pub device: String,
-    /// Free and total bytes of the device; `None` if the driver does not report them.
+    /// The free and total bytes of the device; `None` if the driver does not report them.
     pub device_memory: Option<MemoryInfo>,
-    /// The layers that can report their memory, outermost first.
+    /// The layers that report their memory, outermost first.
     pub layers: Vec<LayerMemory>,
 }
 
-/// The memory that one layer knows of. Sizes are in bytes.
+/// The memory of one layer. Sizes are in bytes.
 #[derive(Clone, PartialEq, Debug, Default)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct LayerMemory {
-    /// The layer's text, for example `pool:max=1GiB`.
+    /// The text of the layer, for example `pool:max=1GiB`.
     pub layer: String,
-    /// The layer's counts; `None` if this layer counts nothing.
+    /// The statistics of the layer; `None` if the layer keeps no statistics.
     pub statistics: Option<ResourceStatistics>,
     /// The size of the largest block that the layer has allocated so far.
     pub largest_allocation: Option<u64>,
@@ -51,35 +51,36 @@ pub struct LayerMemory {
     /// Free bytes in the threads' caches. A thread can reuse these bytes only on the stream on which they
     /// were freed.
     pub cached_bytes: Option<u64>,
-    /// The free memory that is not in a thread's cache, by stream.
+    /// The free memory by stream, without the memory in the caches of threads.
     pub free: Vec<FreeMemory>,
-    /// The live blocks, by the part of the program that allocated them. The largest part comes first.
+    /// The live blocks, in groups with the same tag and backtrace. The group with the most bytes comes first.
     pub holders: Vec<Holder>,
-    /// The memory that belongs to captured graphs: one entry for each scope of the layer `capture_scopes`.
+    /// The memory that belongs to captured graphs. The layer `capture_scopes` reports one entry for each
+    /// scope.
     pub scopes: Vec<ScopeMemory>,
 }
 
-/// The memory of one scope for captured graphs. Sizes are in bytes.
+/// The memory of one capture scope. A capture scope keeps the memory of captured graphs separate from other
+/// memory. Sizes are in bytes.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct ScopeMemory {
-    /// The scope's number.
+    /// The number of the scope.
     pub id: u64,
-    /// The number of streams that are open in the scope.
+    /// The number of streams whose requests the scope serves now.
     pub open_streams: usize,
     /// The number of live blocks.
     pub blocks: u64,
     /// The requested bytes of these blocks.
     pub bytes_in_use: u64,
-    /// The bytes that the scope holds from upstream. No other part of the program gets these bytes before the
-    /// scope ends.
+    /// The bytes that the scope holds from upstream. No other request gets these bytes before the scope ends.
     pub bytes_held: u64,
-    /// Whether the owner has dropped the scope. A dropped scope keeps only its live blocks.
+    /// Whether the owner has dropped the scope. A dropped scope keeps only the memory of its live blocks.
     pub has_ended: bool,
 }
 
-/// A live block.
+/// The facts that the layers of a stack record about a live block.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
@@ -90,40 +91,41 @@ pub struct BlockInfo {
     pub bytes: u64,
     /// The number of the allocation, counted from 0, if a layer counts allocations.
     pub sequence: Option<u64>,
-    /// The raw handle of the stream on which the block was allocated, if a layer remembers it.
+    /// The raw handle of the stream on which the block was allocated, if a layer records the stream.
     pub stream: Option<u64>,
     /// The tag of the thread that allocated the block.
     pub tag: Option<String>,
     /// The backtrace of the allocation.
     pub backtrace: Option<String>,
-    /// The number of the block's scope, if the block belongs to a captured graph.
+    /// The number of the block's capture scope, if the block belongs to a captured graph.
     pub scope: Option<u64>,
 }
 
-/// A layer that can report its memory. The layer lists this trait in
-/// [`provide`](DeviceMemoryResource::provide).
+/// A layer that reports its memory. The layer lists this trait in [`provide`](DeviceMemoryResource::provide).
 pub trait ReportsMemory {
-    /// Returns the memory that this layer knows of. The caller fills in [`layer`](LayerMemory::layer).
+    /// Returns a report of this layer's memory. The caller of this method fills in
+    /// [`layer`](LayerMemory::layer).
     fn layer_memory(&self) -> LayerMemory;
 
-    /// Returns the live block that starts at `ptr`.
+    /// Returns the live block that starts at `ptr`; `None` if the layer does not record such a block.
     fn block_at(&self, ptr: DevicePtr) -> Option<BlockInfo> {
         let _ = ptr;
         None
     }
 
-    /// Returns every live block that the layer records, in any order; `None` if it records none.
+    /// Returns every live block that the layer records, in any order; `None` if the layer records no blocks.
     fn live_blocks(&self) -> Option<Vec<BlockInfo>> {
         None
     }
 
-    /// Returns the segments and blocks of this layer's own memory, without the layers below; `None` if the
-    /// layer does not know them. [`MemoryMap`] says how long this call may hold a lock.
+    /// Returns the segments and blocks of this layer, without the layers below. Returns `None` if the layer
+    /// does not record segments or blocks. [`MemoryMap`] explains how long this call may hold a lock.
     fn memory_map(&self) -> Option<MemoryMap> {
         None
     }
 
-    /// Restarts the layer's counters, as if the live blocks had been allocated now.
+    /// Restarts the counters of the layer. Afterwards, the counters show the live blocks as if they had been
+    /// allocated at this moment.
     fn clear_counters(&self) {}
 }
 
@@ -147,7 +149,7 @@ impl MemoryReport {
         }
     }
 
-    /// Emits the report as an event of `tracing`, at the level `INFO`.
+    /// Emits the report as a `tracing` event at the level `INFO`.
     pub fn trace(&self) {
         let outermost = self.layers.iter().find_map(|layer| layer.statistics).unwrap_or_default();
         tracing::info!(

@@ -1,9 +1,9 @@
 //! Reports refused calls of [`deallocate`](crate::DeviceMemoryResource::deallocate).
 //!
-//! `deallocate` cannot return an error, and a resource must not pass a wrong pointer on. So a resource
-//! refuses the call, and counts it in its statistics. Then it reports the misuse to the hook, a function that
-//! the whole process shares. The default hook writes an event to `tracing`. In builds with debug assertions
-//! it also panics.
+//! `deallocate` cannot return an error, and a resource must not pass a wrong pointer to its upstream. So the
+//! resource refuses the call, and counts the refusal in its statistics. Then the resource reports the misuse
+//! to the hook, a function that the whole process shares. The default hook emits a `tracing` event. In builds
+//! with debug assertions, the default hook also panics.
 
 use std::cell::Cell;
 use std::fmt;
@@ -13,45 +13,47 @@ use parking_lot::RwLock;
 
 use crate::{DevicePtr, StreamRef};
 
-/// The mistake in an invalid `deallocate`.
+/// The kind of mistake in an invalid call of `deallocate`.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[non_exhaustive]
 pub enum MisuseKind {
-    /// The resource never allocated a block that starts at this pointer.
+    /// The resource has no block that starts at this pointer. The block is another resource's block, or was
+    /// freed before.
     ForeignPointer,
-    /// The block is free already.
+    /// The block at this pointer is already free.
     DoubleFree,
-    /// The size differs from the allocated size.
+    /// The passed size differs from the size of the allocation.
     WrongSize {
-        /// The allocated size in bytes.
+        /// The size of the allocation in bytes.
         allocated_bytes: u64,
     },
-    /// The block belongs to another device.
+    /// The block belongs to the memory of another device.
     WrongDevice,
-    /// The stream was destroyed before the call. The resource still takes the block back, after it has waited
-    /// for all work on the device.
+    /// The stream was destroyed before the call. The resource does not refuse this call: it waits for all
+    /// work on the device, and then takes the block back.
     DeadStream,
 }
 
-/// One invalid call of `deallocate`. The resource refused it, except for
+/// Describes one invalid call of `deallocate`. The resource has refused the call, unless the kind is
 /// [`DeadStream`](MisuseKind::DeadStream).
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct Misuse {
-    /// The kind of misuse.
+    /// The kind of mistake.
     pub kind: MisuseKind,
-    /// The pointer as passed in.
+    /// The pointer that the caller passed.
     pub ptr: DevicePtr,
-    /// The size in bytes as passed in.
+    /// The size in bytes that the caller passed.
     pub bytes: u64,
-    /// The stream as passed in.
+    /// The stream that the caller passed.
     pub stream: StreamRef,
-    /// The stack that was called, as text.
+    /// The text of the stack that received the call.
     pub resource: String,
 }
 
 impl Misuse {
-    /// Describes a call of `deallocate` of the stack `resource`, with the arguments as passed in.
+    /// Creates the description of an invalid call. `resource` is the stack that received the call. The other
+    /// arguments are the arguments of the call.
     pub fn new(
         kind: MisuseKind,
         ptr: DevicePtr,
@@ -89,13 +91,13 @@ impl fmt::Display for Misuse {
     }
 }
 
-/// The hook of the process, which receives each reported misuse.
+/// A function that receives each misuse in this process.
 pub type Hook = Arc<dyn Fn(&Misuse) + Send + Sync>;
 
 static HOOK: RwLock<Option<Hook>> = RwLock::new(None);
 
-/// Installs `hook` instead of the present hook. `None` restores the default hook. Returns the hook that was
-/// installed before; `None` if it was the default.
+/// Installs `hook` instead of the present hook. `None` restores the default hook. Returns the previously
+/// installed hook; `None` if that was the default hook.
 pub fn set_hook(hook: Option<Hook>) -> Option<Hook> {
     std::mem::replace(&mut *HOOK.write(), hook)
 }
@@ -148,8 +150,8 @@ impl Drop for Watch {
     }
 }
 
-/// Runs `free`, which calls `deallocate` on the upstream with `ptr`. Returns whether the upstream took the
-/// block back. A layer that counts frees uses this function, because a refused block stays live.
+/// Runs `free`, which calls `deallocate` on the upstream with `ptr`. Returns whether the upstream accepted
+/// the block. A layer that counts frees uses this function, because a refused block stays live.
 #[inline]
 pub fn is_taken(ptr: DevicePtr, free: impl FnOnce()) -> bool {
     let watch = Watch::begin(ptr);
@@ -157,17 +159,17 @@ pub fn is_taken(ptr: DevicePtr, free: impl FnOnce()) -> bool {
     !watch.is_refused()
 }
 
-/// Runs `free` as [`is_taken`] does. If the upstream refused the block, runs `undo`, even if the hook panics.
-/// A layer uses this function if it must count the free before the call.
+/// Runs `free` as [`is_taken`] does. If the upstream refuses the block, also runs `undo`, even if the misuse
+/// hook panics. A layer uses this function if it must count the free before the call.
 #[inline]
 pub fn undo_if_refused(ptr: DevicePtr, free: impl FnOnce(), undo: impl FnOnce()) {
     let _undo = AtEnd { watch: Watch::begin(ptr), runs_if_refused: true, then: Some(undo) };
     free();
 }
 
-/// Runs `free` as [`is_taken`] does. If the upstream took the block back, runs `then`, even if the hook
-/// panics. (The hook may panic for a block that was taken back on a dead stream.) A layer uses this function
-/// if it counts the free after the call.
+/// Runs `free` as [`is_taken`] does. If the upstream accepts the block, also runs `then`, even if the misuse
+/// hook panics. (The hook may panic for an accepted block if the block's stream was destroyed.) A layer uses
+/// this function if it counts the free after the call.
 #[inline]
 pub fn if_taken(ptr: DevicePtr, free: impl FnOnce(), then: impl FnOnce()) {
     let _then = AtEnd { watch: Watch::begin(ptr), runs_if_refused: false, then: Some(then) };
@@ -191,9 +193,9 @@ impl<F: FnOnce()> Drop for AtEnd<F> {
     }
 }
 
-/// Runs `free`, which calls `deallocate` on the upstream with `below`. A layer uses this function if it had
-/// returned the block to its caller under another address, `ptr`. If the upstream refuses `below`, the layers
-/// above learn that `ptr` was refused.
+/// Runs `free`, which calls `deallocate` on the upstream with the address `below`. A layer uses this function
+/// if its caller knows the same block by another address, `ptr`. If the upstream refuses `below`, the
+/// function tells the layers above that `ptr` was refused.
 pub fn renamed(ptr: DevicePtr, below: DevicePtr, free: impl FnOnce()) {
     let is_refused = Cell::new(false);
     struct Tell<'a>(DevicePtr, &'a Cell<bool>);
@@ -217,7 +219,7 @@ fn note_refusal(ptr: DevicePtr) {
     });
 }
 
-/// Reports a misuse to the hook. A resource calls this when it refuses a `deallocate`.
+/// Reports a misuse to the hook. A resource calls this function when it refuses a call of `deallocate`.
 ///
 /// # Panics
 /// In builds with debug assertions, panics if no hook is installed, because misuse is a bug of the caller.

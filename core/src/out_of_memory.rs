@@ -5,12 +5,13 @@ use std::fmt;
 use crate::holder::{Holder, write_holders};
 use crate::{DevicePtr, Layout, MemoryInfo, StreamRef, format_bytes};
 
-/// The state of a resource when it could not serve a request, and the remedies that would have helped.
+/// Describes why a resource could not serve a request: the resource's state, and the remedies that would have
+/// helped.
 ///
-/// The report belongs to an error ([`Error::out_of_memory_report`](crate::Error::out_of_memory_report)), and
-/// is printed with the error. A program can also read the report's fields, or store the report (with the
-/// feature `serde`). All sizes are in bytes. The report shows the moment at which the request failed. Other
-/// threads may have allocated or freed memory since.
+/// [`Error::out_of_memory_report`](crate::Error::out_of_memory_report) returns the report of an error. The
+/// text of the error includes the report. A program can also read the report's fields, or store the report
+/// (with the feature `serde`). All sizes are in bytes. The report shows the moment at which the request
+/// failed. Other threads may have allocated or freed memory since.
 ///
 /// ```
 /// use millpond_core::{Error, Layout, OutOfMemoryReport, Remedy, StreamRef};
@@ -36,38 +37,41 @@ pub struct OutOfMemoryReport {
     /// Whether the requesting stream was capturing a graph. During a capture, a resource neither queries
     /// other streams nor waits for them.
     pub is_capturing: bool,
-    /// Whether the resource can never serve the request. The request is larger than any address space, than a
-    /// limit, or than the blocks of the resource.
+    /// Whether the resource can never serve the request. Such a request exceeds the size of any address
+    /// space, a limit of the resource, or the resource's largest block.
     #[cfg_attr(feature = "serde", serde(default))]
     pub is_impossible: bool,
-    /// The number of bytes that were missing to serve the request; `None` if unknown.
+    /// The number of bytes that were missing for the request; `None` if the number is unknown.
     pub short_bytes: Option<u64>,
-    /// The bytes that the resource holds from upstream, live and free; 0 if it does not count its blocks.
+    /// The bytes that the resource holds from upstream, live and free; 0 if the resource does not count its
+    /// blocks.
     pub held_bytes: u64,
-    /// Bytes in live blocks.
+    /// The bytes of the live blocks.
     pub live_bytes: u64,
     /// The number of live blocks.
     pub live_blocks: u64,
-    /// The size of the largest free block in bytes, whichever stream it belongs to.
+    /// The size of the largest free block in bytes. The block may belong to any stream.
     pub largest_free_block: u64,
-    /// The most bytes that the resource may hold, if there is a limit.
+    /// The most bytes that the resource may hold; `None` if there is no limit.
     pub maximum_bytes: Option<u64>,
     /// The free memory of each stream.
     pub free: Vec<FreeMemory>,
-    /// The device's memory, as the driver reported it.
+    /// The memory of the device, as the driver reported it; `None` if the driver did not report it.
     pub device: Option<MemoryInfo>,
-    /// The host's memory, if the request was for memory of the host.
+    /// The memory of the host, if the request was for host memory.
     #[cfg_attr(feature = "serde", serde(default))]
     pub host: Option<MemoryInfo>,
-    /// The remedies that would have helped, least intrusive first. Empty if the resource knows none.
+    /// The remedies that would have helped. The remedy that changes the program least comes first. Empty if
+    /// the resource knows no remedy.
     pub remedies: Vec<Remedy>,
-    /// A map of the held memory in the order of addresses. `#` is in use, `+` is partly in use, `.` is free.
+    /// A map of the memory that the resource holds, in the order of addresses. `#` is in use, `+` is partly
+    /// in use, and `.` is free.
     pub map: Option<String>,
-    /// The live blocks, by the part of the program that allocated them. The largest part comes first. Empty
-    /// unless the stack contains `tracking`.
+    /// The live blocks, in groups with the same tag and backtrace. The group with the most bytes comes first.
+    /// Empty unless the stack contains `tracking`.
     pub holders: Vec<Holder>,
-    /// The report of the resource below, if that resource refused memory to this one. Its remedies are in
-    /// `remedies` of this report.
+    /// The report of the upstream, if the upstream refused to give memory to this resource. The remedies of
+    /// the upstream are listed in `remedies` of this report.
     pub upstream: Option<Box<Self>>,
 }
 
@@ -76,24 +80,25 @@ pub struct OutOfMemoryReport {
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct FreeMemory {
-    /// The stream's raw handle; `None` for memory that is free for any stream.
+    /// The raw handle of the stream; `None` for memory that is free for any stream.
     pub stream: Option<u64>,
-    /// The bytes of all blocks.
+    /// The sum of the sizes of the free blocks, in bytes.
     pub bytes: u64,
-    /// The number of blocks.
+    /// The number of free blocks.
     pub blocks: u64,
-    /// The bytes of the largest block.
+    /// The size of the largest free block in bytes.
     pub largest_block: u64,
 }
 
 impl FreeMemory {
-    /// Describes `blocks` free blocks of a stream, or of any stream. Sizes are in bytes.
+    /// Describes `blocks` free blocks. The blocks are free for the stream with the raw handle `stream`, or
+    /// for any stream. Sizes are in bytes.
     pub const fn new(stream: Option<u64>, bytes: u64, blocks: u64, largest_block: u64) -> Self {
         Self { stream, bytes, blocks, largest_block }
     }
 }
 
-/// A live block.
+/// A live block: its address and its size.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[expect(clippy::exhaustive_structs, reason = "an address and a size; `BlockInfo` says more")]
@@ -104,9 +109,11 @@ pub struct LiveBlock {
     pub bytes: u64,
 }
 
-/// A change with which the request would have succeeded. The resource computes it from its state at the time
-/// of the failure. A remedy is never a step that the resource itself takes before it fails (wait,
-/// synchronise, release, grow).
+/// A change that would have let the request succeed. The resource computes the change from its state when the
+/// request fails.
+///
+/// Before a request fails, the resource has already waited, synchronised, released memory, and grown as far
+/// as its limits allow. So a remedy never repeats one of these actions.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
@@ -114,57 +121,60 @@ pub struct Remedy {
     /// The change.
     #[cfg_attr(feature = "serde", serde(flatten))]
     pub action: RemedyAction,
-    /// Whether this remedy alone is enough. The request needs all remedies of the report for which this is
-    /// `false`, except [`RemedyAction::MapPages`]. `MapPages` is never marked as enough, because the next run
-    /// may place its blocks elsewhere.
+    /// Whether this remedy alone is enough. If `suffices` is `false`, the request also needs all other
+    /// remedies of the report that have `false`.
+    ///
+    /// The exception is [`RemedyAction::MapPages`]. It always has `false`, because the next run may place its
+    /// blocks at other addresses. The request does not need this remedy.
     pub suffices: bool,
 }
 
-/// A change that would help a request.
+/// The change that a [`Remedy`] proposes.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(feature = "serde", serde(tag = "action", rename_all = "snake_case"))]
 #[non_exhaustive]
 pub enum RemedyAction {
-    /// Allocate outside the capture. The resource then waits for this stream, which has a free block of
+    /// Allocate outside the capture. The resource can then wait for this stream, which has a free block of
     /// `block_bytes`.
     WaitForStream {
-        /// The stream's raw handle.
+        /// The raw handle of the stream.
         stream: u64,
-        /// The size of the free block that fits.
+        /// The size of the free block in bytes.
         block_bytes: u64,
     },
-    /// Allocate outside the capture. The resource then synchronises with the device, and merges the free
-    /// blocks of all streams, `free_bytes` in all.
+    /// Allocate outside the capture. The resource can then synchronise with the device, and merge the free
+    /// blocks of all streams. Together these blocks have `free_bytes`.
     MergeStreams {
         /// The free bytes of all streams.
         free_bytes: u64,
     },
-    /// Raise the resource's limit, so that it may hold `bytes` more.
+    /// Raise the limit of the resource by `bytes`.
     RaiseMaximum {
-        /// The missing bytes.
+        /// The number of missing bytes.
         bytes: u64,
     },
-    /// Free `bytes` of the device's memory that other resources or other processes hold.
+    /// Free `bytes` of the device memory that other resources or other processes hold.
     FreeDeviceMemory {
-        /// The bytes to free.
+        /// The number of bytes to free.
         bytes: u64,
-        /// The bytes that others hold.
+        /// The bytes that other resources and other processes hold.
         held_bytes: u64,
     },
-    /// Free these blocks: on the requesting stream, or, outside a capture, on any stream.
+    /// Free these blocks on the requesting stream. If that stream captures no graph, the blocks may be freed
+    /// on any stream.
     FreeBlocks {
         /// The number of blocks.
         number: u64,
-        /// The requested bytes of all these blocks.
+        /// The sum of the requested sizes of all these blocks, in bytes.
         bytes: u64,
-        /// The blocks, in the order of their addresses; only the first thousand if there are more.
+        /// The blocks, in the order of their addresses. If there are more than a thousand, only the first
+        /// thousand are listed.
         blocks: Vec<LiveBlock>,
     },
-    /// Build the pool with `pages=on`. Such a pool could have mapped these scattered free pages into one
-    /// block.
+    /// Build the pool with `pages=on`. Such a pool could have mapped the scattered free pages as one block.
     MapPages {
-        /// The number of pages.
+        /// The number of scattered free pages.
         pages: u64,
         /// The size of a page in bytes.
         page_bytes: u64,
@@ -206,14 +216,14 @@ impl Remedy {
         Self::new(RemedyAction::FreeBlocks { number, bytes, blocks }, true)
     }
 
-    /// Creates a [`RemedyAction::MapPages`].
+    /// Creates a [`RemedyAction::MapPages`], which never suffices.
     pub fn map_pages(pages: u64, page_bytes: u64) -> Self {
         Self::new(RemedyAction::MapPages { pages, page_bytes }, false)
     }
 }
 
 impl OutOfMemoryReport {
-    /// Creates an empty report about this request.
+    /// Creates a report about this request. The report contains no other facts yet.
     pub fn new(layout: Layout, stream: StreamRef) -> Self {
         Self {
             requested_bytes: layout.bytes(),
@@ -223,13 +233,14 @@ impl OutOfMemoryReport {
         }
     }
 
-    /// Returns the bytes that the resource holds and that are free.
+    /// Returns the number of free bytes among the bytes that the resource holds.
     pub fn free_bytes(&self) -> u64 {
         self.held_bytes.saturating_sub(self.live_bytes)
     }
 
-    /// Adds the device's memory; set `held_bytes` first. If the device has too few free bytes for the
-    /// request, also adds the number of missing bytes, and a remedy if others hold memory.
+    /// Adds the memory of the device. Set `held_bytes` before this call. If the device has too few free bytes
+    /// for the request, this method also adds the number of missing bytes. If other resources or processes
+    /// hold device memory, it adds a remedy, too.
     pub fn note_device(&mut self, device: Option<MemoryInfo>) {
         self.device = device;
         let Some(MemoryInfo { free, total }) = device else { return };
@@ -243,8 +254,8 @@ impl OutOfMemoryReport {
         }
     }
 
-    /// Returns whether the report holds only the memory of the device and the host. A resource above can find
-    /// out the same, so it need not include such a report.
+    /// Returns whether the report contains only facts from the driver: the memory of the device and the host.
+    /// Any layer can ask the driver for these facts, so a layer above need not include such a report.
     pub fn is_of_driver(&self) -> bool {
         let only = Self { device: self.device, host: self.host, ..Self::default() };
         let asked = Self {
@@ -332,8 +343,8 @@ impl OutOfMemoryReport {
     }
 }
 
-/// Prints several lines, for the end of an error's message. The first line says how many bytes were missing.
-/// The remedies and the held memory follow.
+/// Prints several lines for the end of an error's message: how many bytes were missing, then the remedies,
+/// then the memory that the resource holds.
 impl fmt::Display for OutOfMemoryReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.short_bytes {

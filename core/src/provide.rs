@@ -9,8 +9,8 @@ use crate::{AnyResource, DeviceMemoryResource, Traits};
 type Cast<T> = Box<dyn for<'a> Fn(&'a dyn DeviceMemoryResource) -> Option<&'a T>>;
 
 impl Traits {
-    /// Declares that the resource, which has the type `R`, also implements the trait `T`. `cast` is
-    /// `|it| it`.
+    /// Declares that the resource also implements the trait `T`. `R` is the type of the resource. As `cast`,
+    /// pass `|it| it`.
     pub fn add<R: DeviceMemoryResource, T: ?Sized + 'static>(&mut self, cast: fn(&R) -> &T) -> &mut Self {
         if self.wanted == TypeId::of::<T>() {
             let cast: Cast<T> = Box::new(move |resource| downcast::<R>(resource).map(cast));
@@ -24,7 +24,7 @@ impl Traits {
 struct Shared;
 
 impl Traits {
-    /// Declares that threads may share the resource, which has the type `R`.
+    /// Declares that threads may share the resource. `R` is the type of the resource.
     pub fn share<R: DeviceMemoryResource + Send + Sync>(&mut self) -> &mut Self {
         if self.wanted == TypeId::of::<Shared>() {
             self.cast = Some(Box::new(Shared));
@@ -32,8 +32,9 @@ impl Traits {
         self
     }
 
-    /// Declares that threads may share the resource if they may share all resources in `below`. A layer over
-    /// any resource calls this, because the layer's type alone does not tell whether threads may share it.
+    /// Declares that threads may share the resource if they may share all resources in `below`. A layer that
+    /// accepts any upstream calls this method. The type of such a layer alone does not tell whether threads
+    /// may share the layer.
     ///
     /// # Safety
     /// If all resources in `below` are `Send` and `Sync`, then the resource is `Send` and `Sync`.
@@ -45,9 +46,10 @@ impl Traits {
     }
 }
 
-/// Returns whether threads may share the resource. They may share an [`AnyResource`](crate::AnyResource), and
-/// a resource that declares it with [`Traits::share`] or [`Traits::share_over`]. The layer `thread_safe`
-/// lends its upstream to callers only if threads may share that upstream.
+/// Returns whether threads may share the resource. The result is `true` for an
+/// [`AnyResource`](crate::AnyResource), and for a resource that declares it with [`Traits::share`] or
+/// [`Traits::share_over`]. The layer `thread_safe` lends its upstream to callers only if the result for that
+/// upstream is `true`.
 pub fn is_shareable(resource: &dyn DeviceMemoryResource) -> bool {
     let any: &dyn Any = resource;
     if any.is::<AnyResource>() {

@@ -4,15 +4,14 @@ use std::fmt;
 
 /// An address in device memory, or null.
 ///
-/// A `DevicePtr` is a number, not a Rust pointer. The host cannot dereference it, unless the memory is
-/// managed or pinned. A `DevicePtr` says nothing about the memory at the address: the memory may be free or
-/// not exist.
+/// A `DevicePtr` is a number, not a Rust pointer. The host can dereference the address only if the memory is
+/// managed or pinned. A `DevicePtr` does not guarantee that there is live memory at the address.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 #[repr(transparent)]
 pub struct DevicePtr(u64);
 
 impl DevicePtr {
-    /// The null pointer, which a request for zero bytes returns.
+    /// The null pointer. A request for zero bytes returns it.
     pub const NULL: Self = Self(0);
 
     /// Returns the pointer with this address.
@@ -30,13 +29,14 @@ impl DevicePtr {
         self.0 == 0
     }
 
-    /// Returns the pointer `bytes` bytes further on; wraps around at the end of the address space.
+    /// Returns the pointer that is `bytes` bytes higher. The address wraps around at the end of the address
+    /// space.
     #[must_use]
     pub const fn offset(self, bytes: u64) -> Self {
         Self(self.0.wrapping_add(bytes))
     }
 
-    /// Returns whether the address is a multiple of `alignment`, a power of two.
+    /// Returns whether the address is a multiple of `alignment`, which is a power of two.
     pub const fn is_aligned_to(self, alignment: u64) -> bool {
         self.0 & (alignment - 1) == 0
     }

@@ -1,8 +1,9 @@
-//! Tells watchers, such as the adaptor `recording`, when a pool takes memory from its upstream and when it
-//! returns memory.
+//! Tells watchers when a pool takes memory from its upstream, and when a pool returns memory. The adaptor
+//! `recording` is such a watcher.
 //!
-//! A pool reports a segment after it has allocated or freed the segment, and holds no lock during the report.
-//! If there is no watcher, a report only reads one atomic counter.
+//! A segment is contiguous memory that a pool holds. A pool reports a segment after the pool has allocated or
+//! freed it, and holds no lock during the report. If there is no watcher, a report only reads one atomic
+//! counter.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
@@ -11,38 +12,38 @@ use parking_lot::RwLock;
 
 use crate::DeviceId;
 
-/// Whether a pool took a segment or returned it, and how.
+/// The action of a pool on a segment.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[non_exhaustive]
 pub enum SegmentAction {
-    /// It took the segment from its upstream.
+    /// The pool allocated the segment from its upstream.
     Allocate,
-    /// It returned the segment to its upstream.
+    /// The pool returned the segment to its upstream.
     Free,
-    /// It created and mapped physical memory.
+    /// The pool created physical memory and mapped it.
     Map,
-    /// It unmapped and released physical memory.
+    /// The pool unmapped physical memory and released it.
     Unmap,
 }
 
-/// One segment that a pool took or returned.
+/// Describes one segment that a pool took or returned.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct SegmentEvent {
-    /// The action.
+    /// The action of the pool on the segment.
     pub action: SegmentAction,
-    /// The device of the memory.
+    /// The device that holds the memory.
     pub device: DeviceId,
     /// The pool's number, unique in the process.
     pub pool: u64,
-    /// The address where the segment starts.
+    /// The address at which the segment starts.
     pub address: u64,
-    /// Its size in bytes.
+    /// The size of the segment in bytes.
     pub bytes: u64,
 }
 
 impl SegmentEvent {
-    /// Returns an event: the pool with this number took or returned `bytes` at `address`.
+    /// Creates an event: the pool with this number took or returned `bytes` at `address`.
     pub const fn new(action: SegmentAction, device: DeviceId, pool: u64, address: u64, bytes: u64) -> Self {
         Self { action, device, pool, address, bytes }
     }
@@ -50,7 +51,7 @@ impl SegmentEvent {
 
 /// Receives an event for each segment that a pool of this process takes or returns.
 pub trait SegmentWatcher: Send + Sync {
-    /// Takes note of an event. It runs inside the pool's call, so it must not call the pool.
+    /// Receives an event. The method runs inside a call of the pool, so it must not call the pool.
     fn note(&self, event: &SegmentEvent);
 }
 
@@ -58,7 +59,7 @@ static WATCHERS: RwLock<Vec<Weak<dyn SegmentWatcher>>> = RwLock::new(Vec::new())
 /// The number of entries in that list.
 static COUNT: AtomicUsize = AtomicUsize::new(0);
 
-/// Registers a watcher. It receives all later events until it is dropped.
+/// Registers a watcher. The watcher receives all later events until it is dropped.
 pub fn watch(watcher: &Arc<dyn SegmentWatcher>) {
     let mut watchers = WATCHERS.write();
     watchers.retain(|known| known.strong_count() > 0);
@@ -66,13 +67,13 @@ pub fn watch(watcher: &Arc<dyn SegmentWatcher>) {
     COUNT.store(watchers.len(), Ordering::Relaxed);
 }
 
-/// Returns whether there is a watcher. Without one, a pool need not prepare a report.
+/// Returns whether there is a watcher. If there is none, a pool need not prepare a report.
 #[inline]
 pub fn is_watched() -> bool {
     COUNT.load(Ordering::Relaxed) > 0
 }
 
-/// Reports an event to all watchers. The caller holds no lock.
+/// Reports an event to all watchers. Hold no lock during this call.
 pub fn report(event: &SegmentEvent) {
     if is_watched() {
         // The list is copied: a watcher may drop its last owner, or watch another pool.

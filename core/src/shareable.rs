@@ -1,8 +1,10 @@
 //! The bound of a resource that threads share.
 
-/// A type that threads may share. Every type that is [`Send`] and [`Sync`] implements it, and no other.
+/// A bound for types that threads may share. Exactly the types that are [`Send`] and [`Sync`] implement this
+/// trait.
 ///
-/// Use it as a bound instead of `Send + Sync`. The compiler's error message then says what to do.
+/// Use the trait as a bound instead of `Send + Sync`. If a resource does not meet the bound, the compiler's
+/// error message then says how to make the resource shareable.
 #[diagnostic::on_unimplemented(
     message = "threads cannot share `{Self}`; put the layer `ThreadSafeLayer` on top, and share that",
     label = "only one thread can use this resource",

@@ -7,7 +7,7 @@ use crate::driver::{Driver, call};
 use crate::format::UNITS;
 use crate::{Error, Result};
 
-/// Returns `count` KiB as a number of bytes, at most `u64::MAX`.
+/// Returns the number of bytes in `count` KiB. If the result overflows, returns `u64::MAX`.
 ///
 /// ```
 /// use millpond_core::{gib, kib, mib};
@@ -17,12 +17,12 @@ pub const fn kib(count: u64) -> u64 {
     count.saturating_mul(1 << 10)
 }
 
-/// Returns `count` MiB as a number of bytes, at most `u64::MAX`.
+/// Returns the number of bytes in `count` MiB. If the result overflows, returns `u64::MAX`.
 pub const fn mib(count: u64) -> u64 {
     count.saturating_mul(1 << 20)
 }
 
-/// Returns `count` GiB as a number of bytes, at most `u64::MAX`.
+/// Returns the number of bytes in `count` GiB. If the result overflows, returns `u64::MAX`.
 pub const fn gib(count: u64) -> u64 {
     count.saturating_mul(1 << 30)
 }
@@ -41,9 +41,9 @@ fn exact_bytes(bytes: u64) -> String {
 /// A smaller amount of memory is never meant in bytes: the unit was forgotten.
 const LEAST_WITHOUT_UNIT: u64 = 1 << 20;
 
-/// Reads an amount of memory like [`parse_bytes`], but refuses a number below 1 MiB that has no unit. A user
-/// who writes 50 for a pool means 50 GiB or 50 %, not 50 bytes. This function reads all amounts in stacks,
-/// devices, options of the replay binary, and texts from Python.
+/// Parses an amount of memory like [`parse_bytes`], but refuses a number below 1 MiB without a unit. The
+/// reason is that a user who writes 50 for a pool means 50 GiB or 50 %, not 50 bytes. All amounts in stacks,
+/// in devices, in options of the replay binary, and in texts from Python are read with this function.
 ///
 /// ```
 /// use millpond_core::parse_memory;
@@ -56,14 +56,15 @@ const LEAST_WITHOUT_UNIT: u64 = 1 << 20;
 /// ```
 ///
 /// # Errors
-/// [`ErrorKind::InvalidArgument`](crate::ErrorKind::InvalidArgument). The message proposes the size that was
-/// probably meant.
+/// [`ErrorKind::InvalidArgument`](crate::ErrorKind::InvalidArgument). For a number without a unit, the
+/// message proposes the size that the user probably meant.
 pub fn parse_memory(text: &str) -> Result<u64> {
     refuse_without_unit(text, LEAST_WITHOUT_UNIT, false)?;
     parse_bytes(text)
 }
 
-/// Reads the size of a block like [`parse_memory`], but accepts a number without a unit from 256 bytes on.
+/// Parses the size of a block like [`parse_memory`], but also accepts a number without a unit if it is at
+/// least 256.
 ///
 /// # Errors
 /// The errors of [`parse_memory`].
@@ -92,8 +93,8 @@ fn refuse_without_unit(text: &str, least: u64, may_be_share: bool) -> Result<()>
     )))
 }
 
-/// Reads a number of bytes: `4096`, `1GiB`, `1.5 MiB`, `0.5GB`, `2k`. Units that end in `iB` are powers of
-/// 1024. `kB`, `MB`, `GB` and `TB` are powers of 1000. Upper and lower case mean the same.
+/// Parses a number of bytes, such as `4096`, `1GiB`, `1.5 MiB`, `0.5GB` or `2k`. Units that end in `iB` are
+/// powers of 1024. `kB`, `MB`, `GB` and `TB` are powers of 1000. Upper and lower case mean the same.
 ///
 /// ```
 /// use millpond_core::parse_bytes;
@@ -103,7 +104,8 @@ fn refuse_without_unit(text: &str, least: u64, may_be_share: bool) -> Result<()>
 /// ```
 ///
 /// # Errors
-/// [`ErrorKind::InvalidArgument`](crate::ErrorKind::InvalidArgument), with an example of a valid size.
+/// [`ErrorKind::InvalidArgument`](crate::ErrorKind::InvalidArgument). The message gives examples of valid
+/// sizes.
 pub fn parse_bytes(text: &str) -> Result<u64> {
     let fail = |why: &str| {
         Error::invalid_argument(format!(
@@ -162,7 +164,7 @@ pub fn parse_bytes(text: &str) -> Result<u64> {
 pub enum ByteSize {
     /// A number of bytes.
     Bytes(u64),
-    /// A percentage of the bytes that the device has free when the stack is built.
+    /// A percentage of the device's free memory when the stack is built.
     PercentOfFree(f64),
 }
 
@@ -170,8 +172,8 @@ impl ByteSize {
     /// Returns the size in bytes on this device. A percentage is rounded down to a multiple of 256 bytes.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidArgument`](crate::ErrorKind::InvalidArgument) for less than 0 or more than 100
-    /// percent. For a percentage, also the driver's errors, because the driver reports the free memory.
+    /// [`ErrorKind::InvalidArgument`](crate::ErrorKind::InvalidArgument) for a percentage that is not between
+    /// 0 and 100. For any percentage, also the errors of the driver, which reports the free memory.
     pub fn resolve(self, driver: &dyn Driver) -> Result<u64> {
         match self {
             Self::Bytes(bytes) => Ok(bytes),

@@ -1,31 +1,31 @@
 //! The statistics of a resource.
 
-/// A resource searches for a block in several steps, the reuse ladder. These are the numbers of requests that
-/// each step has served.
+/// Counts the requests that each step of the reuse ladder has served. The reuse ladder is a resource's search
+/// for a block, in several steps.
 ///
-/// The resource tries the steps in the order of these fields. A resource without streams counts in `grow`
-/// everything that it allocates from upstream.
+/// The resource tries the steps in the order of these fields. A resource that does not distinguish streams
+/// counts everything that it allocates from upstream in `grow`.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct LadderCounts {
-    /// Requests served with a block that was freed on the same stream.
+    /// Requests that were served with a block that had been freed on the same stream.
     pub own_stream: u64,
-    /// Requests served with a block of another stream. The requesting stream was already ordered after the
-    /// block's free.
+    /// Requests that were served with a block of another stream. The requesting stream was already ordered
+    /// after the block's free.
     pub ordered: u64,
-    /// Requests served with a block of another stream. All work before the block's free was done: a query had
-    /// said so, or the resource already knew.
+    /// Requests that were served with a block of another stream, because all work before the block's free was
+    /// done. The resource already knew this, or learned it from a query.
     pub completed: u64,
-    /// Requests served with a block of another stream. The resource made the requesting stream wait for the
-    /// block's free, on the GPU.
+    /// Requests that were served with a block of another stream. The resource made the requesting stream wait
+    /// on the GPU for the block's free.
     pub waited: u64,
-    /// Requests served with new memory from upstream.
+    /// Requests that were served with new memory from upstream.
     pub grow: u64,
-    /// Requests served with a block that became free only after the resource had synchronised with the
-    /// device.
+    /// Requests that were served with a block that became free only after the resource had synchronised with
+    /// the device.
     pub reclaim: u64,
-    /// Requests that failed after all these steps.
+    /// Requests that failed, because no step found a block.
     pub out_of_memory: u64,
 }
 
@@ -40,7 +40,7 @@ impl LadderCounts {
         out_of_memory: u64,
     }
 
-    /// Returns the counts since `earlier`.
+    /// Returns how much each count has grown since `earlier`.
     pub fn since(&self, earlier: &Self) -> Self {
         Self {
             own_stream: self.own_stream - earlier.own_stream,
@@ -53,7 +53,7 @@ impl LadderCounts {
         }
     }
 
-    /// Returns the number of requests served.
+    /// Returns the number of requests that were served.
     pub fn served(&self) -> u64 {
         self.own_stream + self.ordered + self.completed + self.waited + self.grow + self.reclaim
     }
@@ -61,22 +61,22 @@ impl LadderCounts {
 
 /// Counts how the blocks of a pool were freed. Each field is a number of blocks.
 ///
-/// The first three fields add up to [`ResourceStatistics::deallocations`]. If many blocks count under
-/// `evicted` or `heap`, the program frees more blocks than its threads may cache.
+/// The sum of the first three fields is [`ResourceStatistics::deallocations`]. If `evicted` or `heap` is
+/// large, the program frees more blocks than its threads may cache.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct FreeCounts {
-    /// Blocks that were freed into the calling thread's cache, without a lock.
+    /// Blocks that were freed into the cache of the calling thread, without a lock.
     pub cached: u64,
-    /// Blocks that the calling thread's cache did not take. They were freed into an arena, a part of the pool
-    /// for small blocks with its own lock.
+    /// Blocks that the cache of the calling thread did not accept. These blocks were freed into an arena: a
+    /// part of the pool for small blocks, with its own lock.
     pub past_cache: u64,
-    /// Blocks that were freed into the heap of the whole pool, under the pool's lock.
+    /// Blocks that were freed into the heap that the whole pool shares, under the pool's lock.
     pub heap: u64,
-    /// Cached blocks that the same thread moved out of its cache at a later free, to make room.
+    /// Blocks that a thread moved out of its own cache when it freed another block, to make room.
     pub evicted: u64,
-    /// Cached blocks that the pool moved out of a cache, because it needed memory or the thread was idle.
+    /// Blocks that the pool moved out of a thread's cache. The pool needed memory, or the thread was idle.
     pub flushed: u64,
 }
 
@@ -94,44 +94,44 @@ impl std::ops::AddAssign for FreeCounts {
     }
 }
 
-/// The memory of a resource. All sizes are in bytes.
+/// The statistics of a resource. All sizes are in bytes.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct ResourceStatistics {
-    /// Bytes in live blocks, after the requests were rounded up.
+    /// The bytes of the live blocks, after the resource rounded the requests up.
     pub bytes_in_use: u64,
-    /// Bytes in live blocks, as requested.
+    /// The bytes of the live blocks, as the program requested them.
     pub bytes_requested: u64,
     /// The highest [`bytes_in_use`](Self::bytes_in_use) so far, over all threads. If several threads call a
-    /// pool at the same time, this may be up to 2 % too high.
+    /// pool at the same time, this number may be up to 2 % too high.
     pub peak_bytes_in_use: u64,
-    /// Bytes that the resource holds from upstream, live and free.
+    /// The bytes that the resource holds from upstream, live and free.
     pub bytes_reserved: u64,
     /// The highest [`bytes_reserved`](Self::bytes_reserved) so far.
     pub peak_bytes_reserved: u64,
-    /// Bytes that a pool over pages has allocated so far beyond its target. The target is the peak of live
-    /// memory plus 1 %. To stay within the target, the pool would have needed more driver calls than it may
-    /// spend.
+    /// The bytes that a pool has allocated so far beyond its target. The target is the peak of live memory
+    /// plus 1 %. Only a pool that maps pages has such a target. The pool exceeds the target if staying within
+    /// it would need more driver calls than the pool may spend.
     pub bytes_beyond_slack: u64,
     /// The largest free block in bytes. The resource cannot serve a larger request without memory from
     /// upstream.
     pub largest_free_block: u64,
-    /// Live blocks.
+    /// The number of live blocks.
     pub blocks_in_use: u64,
-    /// Free blocks that the resource holds.
+    /// The number of free blocks that the resource holds.
     pub blocks_free: u64,
-    /// Regions that the resource holds from upstream.
+    /// The number of regions that the resource holds from upstream.
     pub regions: u64,
-    /// Successful allocations so far.
+    /// The number of successful allocations so far.
     pub allocations: u64,
-    /// Accepted deallocations so far.
+    /// The number of accepted deallocations so far.
     pub deallocations: u64,
-    /// Deallocations that the resource refused; see [`misuse`](crate::misuse).
+    /// The number of deallocations that the resource refused; see [`misuse`](crate::misuse).
     pub misuses: u64,
-    /// How often each step of the search for a block served a request.
+    /// The number of requests that each step of the reuse ladder has served.
     pub ladder: LadderCounts,
-    /// How blocks were freed. All 0 unless the resource is a pool.
+    /// How blocks were freed. Every count is 0 unless the resource is a pool.
     pub frees: FreeCounts,
 }
 
@@ -154,8 +154,8 @@ impl ResourceStatistics {
         frees: FreeCounts,
     }
 
-    /// Returns whether the statistics hold [`misuses`](Self::misuses) and nothing else. Plain CUDA memory
-    /// counts no more.
+    /// Returns whether [`misuses`](Self::misuses) is the only count that the resource keeps, as in plain CUDA
+    /// memory.
     pub fn knows_only_misuses(&self) -> bool {
         self.misuses > 0 && *self == Self { misuses: self.misuses, ..Self::default() }
     }
@@ -166,8 +166,8 @@ impl ResourceStatistics {
         Self { misuses: self.misuses + count, ..self }
     }
 
-    /// Returns the sum of the statistics of two resources. Peaks are added too, although they may come from
-    /// different moments. The largest free block is the larger one.
+    /// Returns the sum of the statistics of two resources. Peaks are also added, although they may come from
+    /// different moments. The exception is the largest free block: the result is the larger of the two.
     #[must_use]
     pub fn beside(self, other: Self) -> Self {
         let (a, b) = (self.ladder, other.ladder);
@@ -200,7 +200,7 @@ impl ResourceStatistics {
         }
     }
 
-    /// Returns the number of free bytes among the bytes held from upstream.
+    /// Returns the number of free bytes among the bytes that the resource holds from upstream.
     pub fn bytes_free(&self) -> u64 {
         self.bytes_reserved.saturating_sub(self.bytes_in_use)
     }

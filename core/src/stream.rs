@@ -3,8 +3,8 @@
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// The identity of a stream. No other stream of the process ever has the same identity. A handle is
-/// different: CUDA reuses the handle of a destroyed stream.
+/// The identity of a stream. No two streams of a process ever have the same identity. A raw handle is
+/// different: CUDA may give the handle of a destroyed stream to a new stream.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct StreamId(u64);
 
@@ -17,7 +17,7 @@ impl StreamId {
         self.0
     }
 
-    /// Returns whether this is the per-thread default stream of any thread.
+    /// Returns whether this is the id of a per-thread default stream, of any thread.
     pub const fn is_per_thread(self) -> bool {
         self.0 & PER_THREAD_BIT != 0
     }
@@ -29,16 +29,17 @@ const PER_THREAD_BIT: u64 = 1 << 63;
 /// Marks a [`StreamRef`] whose maker guarantees that the stream is alive; not part of the identity.
 const FOREIGN_BIT: u64 = 1 << 62;
 
-/// A stream argument: the raw handle, and the identity of the stream behind it.
+/// A stream argument: the raw handle of a stream, and the identity of the stream.
 ///
 /// A `StreamRef` is 16 bytes and cheap to copy. Handles `0` and `1` are the legacy default stream. Handle `2`
-/// is the per-thread default stream. It is a different stream on each thread, and [`id`](Self::id) tells
-/// which one. For any other stream, [`Driver::stream_ref`](crate::Driver::stream_ref) reads the identity from
-/// the driver once. The `StreamRef` carries the identity, so a cache hit makes no driver call.
+/// is the per-thread default stream, a different stream on each thread. On each thread, [`id`](Self::id)
+/// returns the identity of that thread's stream. For any other stream,
+/// [`Driver::stream_ref`](crate::Driver::stream_ref) reads the identity from the driver once. The `StreamRef`
+/// then carries the identity, so a cache hit makes no driver call.
 ///
-/// A `StreamRef` does not keep its stream alive, and may outlive it. A driver knows the streams that were
-/// made through it. If such a stream was destroyed or never existed, a call with it fails. If a stream was
-/// made elsewhere, the caller guarantees that it is alive ([`foreign`](Self::foreign)).
+/// A `StreamRef` does not keep its stream alive, and may outlive the stream. A driver knows the streams that
+/// were made through it. If such a stream was destroyed or never existed, calls with the `StreamRef` fail. If
+/// a stream was made elsewhere, the caller guarantees that the stream is alive ([`foreign`](Self::foreign)).
 ///
 /// ```
 /// use millpond_core::StreamRef;
@@ -53,15 +54,15 @@ pub struct StreamRef {
 }
 
 impl StreamRef {
-    /// The legacy default stream (handle `0`). A null stream means the legacy default stream, unless the
-    /// program is compiled for per-thread default streams.
+    /// The legacy default stream (handle `0`). CUDA treats a null stream as the legacy default stream, unless
+    /// the program is compiled for per-thread default streams.
     pub const LEGACY: Self = Self { handle: 0, id: StreamId::LEGACY.0 };
 
     /// The per-thread default stream (handle `2`).
     pub const PER_THREAD: Self = Self { handle: 2, id: PER_THREAD_BIT };
 
-    /// Returns the stream with this raw handle and the unique id that the driver gave. For the special
-    /// handles 0, 1 and 2, `unique_id` is ignored.
+    /// Returns the stream with this raw handle, and with the unique id that the driver gave. `unique_id` is
+    /// ignored for the handles 0, 1 and 2.
     ///
     /// The stream must have been made through a [`Driver`](crate::Driver). The driver refuses calls with any
     /// other stream.
@@ -73,9 +74,9 @@ impl StreamRef {
         }
     }
 
-    /// Returns a stream that was not made through a [`Driver`](crate::Driver), but by a framework or by the
-    /// program's own CUDA calls. The driver cannot know whether such a stream is alive.
-    /// [`Driver::stream_ref`](crate::Driver::stream_ref) returns its id.
+    /// Returns a stream that a framework or the program's own CUDA calls made, and not a
+    /// [`Driver`](crate::Driver). The driver cannot know whether such a stream is alive. To get `unique_id`,
+    /// call [`Driver::stream_ref`](crate::Driver::stream_ref).
     ///
     /// # Safety
     /// The stream stays alive for as long as this value, or a copy of it, is passed to calls.
@@ -87,7 +88,8 @@ impl StreamRef {
         Self { id: stream.id | FOREIGN_BIT, ..stream }
     }
 
-    /// Returns whether the caller [guarantees](Self::foreign) that the stream is alive.
+    /// Returns whether the `StreamRef` was made with [`foreign`](Self::foreign). The caller of `foreign`
+    /// guarantees that the stream is alive.
     pub const fn is_foreign(self) -> bool {
         self.id & FOREIGN_BIT != 0
     }
@@ -97,7 +99,7 @@ impl StreamRef {
         self.handle
     }
 
-    /// Returns the identity of the stream. For [`StreamRef::PER_THREAD`], it is the identity of the calling
+    /// Returns the identity of the stream. For [`StreamRef::PER_THREAD`], returns the identity of the calling
     /// thread's stream.
     #[inline]
     pub fn id(self) -> StreamId {

@@ -4,8 +4,8 @@ use std::iter;
 
 use crate::{DeviceMemoryResource, Result};
 
-/// Trims `upstream` after a resource returned `released` bytes to it. Returns how many bytes have reached the
-/// device in all.
+/// Trims `upstream` after a resource has returned `released` bytes to it. Returns the total number of bytes
+/// that reached the device. If `upstream` passes frees directly to the device, the total includes `released`.
 ///
 /// # Errors
 /// The errors of [`DeviceMemoryResource::trim`].

@@ -8,9 +8,10 @@ use millpond_core::{DeviceId, Result};
 use crate::cuda::{ContextGuard, CudaDriver};
 use crate::{registry, thread_device};
 
-/// Makes a device the calling thread's current device until the guard is dropped.
+/// Makes a device the calling thread's current device until this guard is dropped.
 ///
-/// For a CUDA device, its primary context is then current, so CUDA's own calls use that device, too.
+/// For a CUDA device, the guard makes the device's primary context current. So CUDA's own calls use that
+/// device, too.
 ///
 /// ```
 /// use millpond_core::Driver;
@@ -37,7 +38,7 @@ pub struct CurrentDeviceGuard {
 }
 
 impl CurrentDeviceGuard {
-    /// Makes `device` the current device of this thread.
+    /// Makes `device` the current device of the calling thread.
     ///
     /// # Errors
     /// The errors of [`open`](crate::open).

@@ -13,11 +13,11 @@ use crate::environment::{DEVICE_VARIABLE, Environment};
 use crate::own;
 use crate::sim::{self, Profile, SimConfig, SimDevice};
 
-/// The name of a device on a command line: `cuda:0`, `sim:h200`, `sim:a100`, `sim:8GiB`, or `sim:FILE.toml`
-/// for a [profile](Profile) in a file.
+/// The name of a device on a command line: `cuda:0`, `sim:h200`, `sim:a100`, `sim:8GiB`, or `sim:FILE.toml`.
+/// The last form names a file that contains a [profile](Profile) of a simulated device.
 ///
-/// `cuda` means `cuda:0`, and `sim` means `sim:h200`. `own:0` means the program's own driver, which the
-/// program has [registered](crate::register). Upper and lower case mean the same, except in a path. A name
+/// `cuda` means `cuda:0`, and `sim` means `sim:h200`. `own:0` means a driver of the program itself, which the
+/// program has [registered](crate::register). Upper and lower case mean the same, except in a path. The text
 /// after `sim:` is a path if it ends in `.toml` or contains a `/`.
 ///
 /// ```
@@ -40,12 +40,12 @@ pub enum DeviceSpec {
     SimA100,
     /// A simulated H200 with this many bytes of memory.
     SimCapacity(u64),
-    /// A simulated device whose [profile](Profile) is in this file.
+    /// A simulated device whose [profile](Profile) is in the file with this path.
     SimProfile(PathBuf),
-    /// The device with this number of the program's own [registered](crate::register) driver.
+    /// The device with this number, for which the program has [registered](crate::register) its own driver.
     Own(u32),
-    /// The [default device](Self::default_device), if it is simulated. The whole process shares this device.
-    /// `MILLPOND_DEVICE` names it. Without that variable, it is an H200.
+    /// The [default device](Self::default_device), if it is simulated. The environment variable
+    /// `MILLPOND_DEVICE` names this device. Without the variable, it is an H200. The whole process shares it.
     SimDefault,
 }
 
@@ -58,18 +58,19 @@ const SMALLEST_SIM: u64 = 2 << 20;
 const LARGEST_SIM: u64 = 1 << 44;
 
 impl DeviceSpec {
-    /// Returns the device that a program uses if it names none. The first of these rules that applies
-    /// decides:
+    /// Returns the device that a program uses if the program names none. The first rule that applies selects
+    /// the device:
     ///
-    /// 1. If the environment variable `MILLPOND_DEVICE` is set, such as to `cuda:1` or `sim:8GiB`, the device
-    ///    that it names.
-    /// 2. If CUDA sees several devices and a launcher such as `torchrun` has set `LOCAL_RANK`, the device
-    ///    with that number.
-    /// 3. If CUDA can be used, `cuda:0`.
-    /// 4. Otherwise, a simulated H200.
+    /// 1. If the environment variable `MILLPOND_DEVICE` is set, for example to `cuda:1` or `sim:8GiB`, it
+    ///    names the device.
+    /// 2. If CUDA sees several devices, and a launcher such as `torchrun` has set `LOCAL_RANK`, the device is
+    ///    the CUDA device with that number.
+    /// 3. If CUDA can be used, the device is `cuda:0`.
+    /// 4. Otherwise, the device is a simulated H200.
     ///
-    /// A simulated default device is opened once, and all callers share it. The first call reads the
-    /// environment variables. If `MILLPOND_DEVICE` names no device, [`open`](Self::open) returns an error.
+    /// If the default device is simulated, it is opened once, and all callers share it. The first call reads
+    /// the environment variables. If the value of `MILLPOND_DEVICE` names no device, [`open`](Self::open)
+    /// returns an error.
     ///
     /// ```
     /// use std::sync::Arc;
@@ -129,13 +130,13 @@ impl DeviceSpec {
         }))
     }
 
-    /// Returns the driver of the device. For a CUDA device and for the
-    /// [default device](Self::default_device), each call returns the same driver. For any other simulated
-    /// device, each call makes a new device, which lives as long as the handle.
+    /// Returns the driver of the device. For a CUDA device and for the [default
+    /// device](Self::default_device), each call returns the same driver. For any other simulated device, each
+    /// call creates a new device. The new device lives until its last handle is dropped.
     ///
     /// # Errors
-    /// The errors of [`CudaDriver::open`]. For a profile in a file, the errors of [`Profile::from_file`].
-    /// Other simulated devices always open.
+    /// The errors of [`CudaDriver::open`] for a CUDA device. The errors of [`Profile::from_file`] for a
+    /// profile in a file. Opening any other simulated device cannot fail.
     pub fn open(&self) -> Result<DriverHandle> {
         let found = self.find()?;
         // The same driver, but a CUDA device gets its context.
@@ -146,7 +147,7 @@ impl DeviceSpec {
     /// first call that works on the device creates the context, as for [`CudaDriver::find`].
     ///
     /// # Errors
-    /// The errors of [`open`](Self::open), except a refusal to create the device's context.
+    /// The errors of [`open`](Self::open), except the error that the driver refuses to create the context.
     pub fn find(&self) -> Result<DriverHandle> {
         match self {
             Self::Cuda(ordinal) => return Ok(CudaDriver::find(*ordinal)?),
@@ -168,9 +169,9 @@ impl DeviceSpec {
         Ok(sim::find(device.device()).unwrap_or_else(|| Arc::clone(device)))
     }
 
-    /// Returns the driver of the device, as [`open`](Self::open) does, but makes a new device if the device
-    /// is simulated. This also holds for the default device. Measurements use this method, so that they do
-    /// not share memory.
+    /// Returns the driver of the device, like [`open`](Self::open). But if the device is simulated, each call
+    /// creates a new device, even for the default device. Measurements use this method, so that two
+    /// measurements do not share memory.
     ///
     /// # Errors
     /// The errors of [`open`](Self::open).

@@ -1,4 +1,4 @@
-//! The drivers of millpond: CUDA, loaded at run time, and the simulated device.
+//! Provides the drivers of millpond: CUDA, loaded at run time, and the simulated device.
 //!
 //! | item | purpose |
 //! |---|---|

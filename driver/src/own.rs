@@ -9,12 +9,14 @@ use parking_lot::Mutex;
 static OWN_DEVICES: Mutex<BTreeMap<DeviceId, Weak<dyn Driver>>> = Mutex::new(BTreeMap::new());
 
 /// Registers a [driver of your own](Driver#a-driver-of-your-own) for its [`device`](Driver::device). Then
-/// [`open`](crate::open), per-device defaults, and the name `own:0`
-/// ([`DeviceSpec::Own`](crate::DeviceSpec::Own)) find the driver. The registration ends when the last clone
-/// of the handle is dropped. To replace a driver after a reset, register the new driver.
+/// [`open`](crate::open) and the default resource of the device find the driver, and the name `own:0`
+/// ([`DeviceSpec::Own`](crate::DeviceSpec::Own)) stands for it.
+///
+/// The registration ends when the last clone of the handle is dropped. To replace a driver after a reset,
+/// register the new driver.
 ///
 /// # Errors
-/// [`InvalidArgument`](ErrorKind::InvalidArgument) if the device is not a [`DeviceId::own`].
+/// [`InvalidArgument`](ErrorKind::InvalidArgument) if the id of the device is not a [`DeviceId::own`].
 pub fn register(driver: &DriverHandle) -> Result<()> {
     let device = driver.device();
     if device != DeviceId::own(device.ordinal()) {
@@ -31,8 +33,8 @@ pub fn register(driver: &DriverHandle) -> Result<()> {
 pub(crate) fn find(device: DeviceId) -> Result<DriverHandle> {
     let found = OWN_DEVICES.lock().get(&device).and_then(Weak::upgrade);
     found.ok_or_else(|| {
-        let why = "no driver is registered for this device; a registration ends with the last handle to the \
-                   driver, so keep one";
+        let why = "no driver is registered for this device; a registration ends when the last handle to the \
+                   driver is dropped, so keep a handle";
         Error::new(ErrorKind::NoDevice, why).on_device(device)
     })
 }

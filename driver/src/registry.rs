@@ -7,7 +7,8 @@ use crate::environment::{DEVICE_VARIABLE, Environment, RANK_VARIABLE};
 use crate::{DeviceSpec, own, sim, thread_device};
 
 /// Returns the driver of a device. Each call returns the same driver, until the device's context is reset.
-/// Then it returns a new one. If a CUDA device has no context yet, the call creates it.
+/// After a reset, the next call returns a new driver. If a CUDA device has no context yet, the call creates
+/// the context.
 ///
 /// ```
 /// use millpond_core::{DeviceId, Driver};
@@ -20,8 +21,8 @@ use crate::{DeviceSpec, own, sim, thread_device};
 /// ```
 ///
 /// # Errors
-/// [`ErrorKind::NoDevice`] if there is no such CUDA device, or if the last handle to a simulated or own
-/// device was dropped. The driver's errors if it refuses the device's context.
+/// [`ErrorKind::NoDevice`] in two cases: if there is no such CUDA device, or if the last handle to a
+/// simulated or own device was dropped. The driver's errors if the driver refuses to create the context.
 pub fn open(device: DeviceId) -> Result<DriverHandle> {
     if device.is_cuda() { Ok(CudaDriver::open(device.ordinal())?) } else { find(device) }
 }
@@ -30,7 +31,7 @@ pub fn open(device: DeviceId) -> Result<DriverHandle> {
 /// works on the device creates the context, as for [`CudaDriver::find`].
 ///
 /// # Errors
-/// [`ErrorKind::NoDevice`], as for [`open`].
+/// [`ErrorKind::NoDevice`] in the same cases as for [`open`].
 pub fn find(device: DeviceId) -> Result<DriverHandle> {
     if device.is_cuda() {
         return Ok(CudaDriver::find(device.ordinal())?);
@@ -45,16 +46,16 @@ pub fn find(device: DeviceId) -> Result<DriverHandle> {
 fn no_such(device: DeviceId) -> Error {
     Error::new(
         ErrorKind::NoDevice,
-        "this process has no such simulated device; a simulated device ends with its last handle, so keep \
-         one",
+        "this process has no such simulated device; a simulated device lives only until its last handle is \
+         dropped, so keep a handle",
     )
     .on_device(device)
 }
 
-/// Returns the calling thread's current device. It is the first of these devices that exists:
+/// Returns the calling thread's current device. The first of the following devices that exists is the result:
 ///
 /// 1. the device that a [`CurrentDeviceGuard`](crate::CurrentDeviceGuard) or `SimDevice::make_current` has
-///    chosen on this thread;
+///    selected on this thread;
 /// 2. the device of CUDA's current context;
 /// 3. the [default device](DeviceSpec::default_device) of the process;
 /// 4. the simulated device with the lowest number, if CUDA cannot be used and no default device was opened.
@@ -62,8 +63,8 @@ fn no_such(device: DeviceId) -> Error {
 /// The call creates no context on any device.
 ///
 /// # Errors
-/// [`ErrorKind::NoDevice`] if there is no device; [`InvalidArgument`](ErrorKind::InvalidArgument) if
-/// `MILLPOND_DEVICE` names no device.
+/// [`ErrorKind::NoDevice`] if there is no device; [`InvalidArgument`](ErrorKind::InvalidArgument) if the
+/// value of `MILLPOND_DEVICE` names no device.
 pub fn current_device() -> Result<DeviceId> {
     if let Some(device) = thread_device::get() {
         return Ok(device);

@@ -22,14 +22,22 @@ const LEAST_BYTES: u64 = 1 << 20;
 /// Builds `arena` from text.
 pub(crate) const ENTRY: LayerEntry = LayerEntry {
     name: "arena",
-    about: "a pool that allocates a large part of the device when it is built, and grows beyond it",
+    about: "a pool that allocates a large part of the device's memory when it is built, and grows later",
     params: &[
-        ("size", "bytes to allocate when it is built: a size, or a percentage of free memory (default 50%)"),
-        ("max", "the most bytes that it may hold: a size, or a percentage (default: no limit)"),
+        (
+            "size",
+            "bytes that the arena allocates when it is built: a size, or a percentage of free memory \
+             (default 50%)",
+        ),
+        (
+            "max",
+            "the most bytes that the arena may hold: a size, or a percentage of free memory (default: no \
+             limit)",
+        ),
         (
             "dump_log_on_failure",
-            "a file that receives the state when memory is out (default: none); `{pid}`, `{rank}` and \
-             `{device}` in it stand for the process, its number in a job, and the device",
+            "a file to which the arena writes its state when memory is out (default: none); `{pid}`, \
+             `{rank}` and `{device}` in the path stand for the process, its number in a job, and the device",
         ),
     ],
     kind: LayerKind::ReadLayer(|params| {
@@ -46,13 +54,13 @@ pub(crate) const ENTRY: LayerEntry = LayerEntry {
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub struct ArenaOptions {
-    /// The bytes that the arena allocates when it is built: at least 1 MiB, rounded up to a multiple of 256.
-    /// `None` for half of the free memory.
+    /// The number of bytes that the arena allocates when it is built: at least 1 MiB, rounded up to a
+    /// multiple of 256. `None` stands for half of the device's free memory.
     pub size_bytes: Option<u64>,
-    /// The most bytes that the arena may hold. `None` for no limit.
+    /// The most bytes that the arena may hold; `None` for no limit.
     pub maximum_bytes: Option<u64>,
-    /// A file to which the arena writes its state when a request runs out of memory. The file shows the last
-    /// such request.
+    /// A file to which the arena writes its state when a request runs out of memory. Each such request
+    /// overwrites the file.
     pub dump_log_on_failure: Option<PathBuf>,
 }
 
@@ -76,12 +84,12 @@ pub struct ArenaLayer {
 }
 
 impl ArenaLayer {
-    /// Creates a layer whose arena allocates half of the free memory when it is built.
+    /// Creates a layer whose arena allocates half of the device's free memory when the arena is built.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Sets the bytes that the arena allocates when it is built.
+    /// Sets the number of bytes that the arena allocates when it is built.
     pub fn size_bytes(mut self, size: impl Into<ByteSize>) -> Self {
         self.size = Some(size.into());
         self
@@ -93,8 +101,8 @@ impl ArenaLayer {
         self
     }
 
-    /// Sets the file to which the arena writes its state when a request runs out of memory. [`FilePath`]
-    /// lists the names in braces that the path may contain.
+    /// Sets the file to which the arena writes its state when a request runs out of memory. The path may
+    /// contain the names in braces that [`FilePath`] lists.
     pub fn dump_log_on_failure(mut self, file: impl Into<PathBuf>) -> Self {
         self.dump_log_on_failure = Some(FilePath::new(file));
         self
@@ -118,15 +126,19 @@ impl<R: DeviceMemoryResource> Layer<R> for ArenaLayer {
     }
 }
 
-/// An arena as in RMM. The resource allocates one large piece of memory when it is built. Each thread and
-/// each stream gets parts of this memory.
+/// An arena as in RMM. The arena allocates one large piece of memory when it is built. Threads and streams
+/// get their memory from this piece.
 ///
-/// The arena is a [pool](PoolMemoryResource) with an initial size. The parts of the pool correspond to RMM's.
-/// Spans (up to 4 MiB) are RMM's superblocks, and each thread has its own spans. The pool first offers a
-/// freed block to the stream that freed it. It serves requests larger than a span from memory that all
-/// threads share. Before it reports that memory is out, it joins the free parts of all threads and streams,
-/// as RMM's arena does when it defragments. Unlike RMM's arena, this one grows beyond its size, and no free
-/// waits for a stream.
+/// The arena is a [pool](PoolMemoryResource) with an initial size, and works like RMM's arena:
+/// - RMM's arena divides its memory into superblocks. The pool divides its memory into spans of up to 4 MiB.
+///   Each thread has its own spans.
+/// - The pool first offers a freed block to the stream that freed it.
+/// - Requests larger than a span get memory that all threads share.
+/// - Before the pool reports that memory is out, it merges the free memory of all threads and streams. RMM's
+///   arena does the same when it defragments.
+///
+/// Two properties differ from RMM's arena. This arena grows beyond its initial size, and no free waits for a
+/// stream.
 ///
 /// ```
 /// use millpond_core::{DeviceMemoryResource, DeviceMemoryResourceExt, StreamRef};
@@ -150,9 +162,9 @@ impl<R: DeviceMemoryResource> ArenaMemoryResource<R> {
     /// Builds an arena whose memory comes from `upstream`.
     ///
     /// # Errors
-    /// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) if the size is below 1 MiB or above the
-    /// maximum; [`OutOfMemory`](millpond_core::ErrorKind::OutOfMemory) if upstream has too little memory for
-    /// the size; and the driver's errors.
+    /// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) if the initial size is below 1 MiB or
+    /// above the maximum; [`OutOfMemory`](millpond_core::ErrorKind::OutOfMemory) if the upstream has too
+    /// little memory for the initial size; and the driver's errors.
     pub fn new(upstream: R, options: ArenaOptions) -> Result<Self> {
         let ArenaOptions { size_bytes, maximum_bytes, dump_log_on_failure } = options;
         let literal = dump_log_on_failure.as_deref().map(FilePath::literal).transpose()?;
@@ -231,7 +243,7 @@ unsafe impl<R: DeviceMemoryResource> DeviceMemoryResource for ArenaMemoryResourc
             };
             if let Err(why) = self.dump(file, error) {
                 let file = file.display();
-                tracing::warn!(target: "millpond::pool", %file, %why, "cannot write the state");
+                tracing::warn!(target: "millpond::pool", %file, %why, "cannot write the arena's state");
             }
         })
     }

@@ -82,7 +82,7 @@ fn read_bins<'a>(bins: &'a Value, params: &Params<'a>) -> Result<Vec<(u64, Optio
             }
             Piece::Stack(stack) => {
                 let bin = read.last_mut().filter(|(_, stack)| stack.is_none());
-                let (_, of_bin) = bin.ok_or_else(|| wrong("a stack follows the size of its bin"))?;
+                let (_, of_bin) = bin.ok_or_else(|| wrong("a stack must follow the size of its bin"))?;
                 *of_bin = Some(params.read(stack)?);
             }
         }
@@ -102,26 +102,26 @@ pub struct BinningLayer {
 }
 
 impl BinningLayer {
-    /// Creates a layer without bins. Its resource passes every request to the upstream.
+    /// Creates a layer without bins. Without bins, every request goes to the upstream.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Adds a bin: fixed-size blocks of `bytes` bytes, which are cut from upstream's memory. The bin serves
-    /// requests that are larger than the next smaller bin, up to `bytes`.
+    /// Adds a bin of fixed-size blocks. The bin allocates its memory from the upstream. It serves requests of
+    /// up to `bytes` bytes that are too large for the next smaller bin.
     pub fn add_bin(mut self, bytes: u64) -> Self {
         self.bins.push((bytes, None));
         self
     }
 
-    /// Adds a bin that allocates from `resource`. The bin serves requests that are larger than the next
-    /// smaller bin, up to `bytes`.
+    /// Adds a bin that allocates its blocks from `resource`. The bin serves requests of up to `bytes` bytes
+    /// that are too large for the next smaller bin.
     pub fn add_bin_with(mut self, bytes: u64, resource: AnyResource) -> Self {
         self.bins.push((bytes, Some(resource)));
         self
     }
 
-    /// Adds a bin of 2^i bytes for each i from `min` to `max`, both included.
+    /// Adds a bin of 2^i bytes for each i from `min` to `max`. Both limits are included.
     pub fn exponents(mut self, min: u32, max: u32) -> Self {
         self.exponents = Some((min, max));
         self
@@ -163,7 +163,7 @@ impl<R: DeviceMemoryResource> Layer<R> for BinningLayer {
             let source = match resource {
                 Some(other) if other.device() != upstream.device() => {
                     return Err(Error::invalid_argument(format!(
-                        "the bin of {bytes} bytes allocates on {}, the rest on {}; use resources of one \
+                        "the bin of {bytes} bytes allocates on {}, but upstream on {}; use resources of one \
                          device",
                         other.device(),
                         upstream.device()
@@ -204,13 +204,13 @@ impl<R: DeviceMemoryResource> Bin<R> {
     }
 }
 
-/// Passes each request to one of its bins, or to the upstream. A bin is a resource for requests up to a
-/// certain size. Each request goes to the smallest bin that is large enough. If no bin is large enough, the
-/// request goes to the upstream.
+/// Divides requests by their size between several bins and the upstream. A bin is a resource for requests up
+/// to a certain size. Each request goes to the smallest bin that is large enough. If no bin is large enough,
+/// the request goes to the upstream.
 ///
-/// The bins of a [`BinningLayer`] never change, so a block always returns to the resource that allocated it.
-/// A bin of fixed-size blocks allocates blocks from upstream when requests need them, a few at first.
-/// Requests aligned to more than 256 bytes go to the upstream.
+/// The bins never change after the resource is built. So a block always returns to the resource that
+/// allocated it. A bin of fixed-size blocks allocates a few blocks at first, and more when requests need
+/// them. Requests that are aligned to more than 256 bytes go to the upstream.
 ///
 /// ```
 /// use millpond_core::{DeviceMemoryResource, DeviceMemoryResourceExt, StreamRef};
@@ -234,13 +234,15 @@ pub struct BinningMemoryResource<R: DeviceMemoryResource> {
 }
 
 impl<R: DeviceMemoryResource> BinningMemoryResource<R> {
-    /// Returns the bins, smallest first: the largest request in bytes that the bin serves, and its resource.
+    /// Returns the bins, smallest first. For each bin, returns the largest request in bytes that the bin
+    /// serves, and the resource of the bin.
     pub fn bins(&self) -> impl Iterator<Item = (u64, &dyn DeviceMemoryResource)> {
         self.bins.iter().map(|bin| (bin.bytes, bin.resource()))
     }
 
-    /// Returns the bins, smallest first: the largest request in bytes that the bin serves, and the resource
-    /// that was [given](BinningLayer::add_bin_with) for it, if any.
+    /// Returns the bins, smallest first. For each bin, returns the largest request in bytes that the bin
+    /// serves, and the resource that was passed to [`add_bin_with`](BinningLayer::add_bin_with). A bin of
+    /// fixed-size blocks has `None` here.
     pub fn given(&self) -> impl Iterator<Item = (u64, Option<&AnyResource>)> {
         self.bins.iter().map(|bin| match &bin.source {
             Source::Blocks(_) => (bin.bytes, None),
@@ -462,7 +464,7 @@ unsafe impl<R: DeviceMemoryResource> DeviceMemoryResource for BinningMemoryResou
     }
 }
 
-/// Reports the memory of the bins. The layers of upstream report for themselves.
+/// Reports the memory of the bins. The layers of the upstream report their memory themselves.
 impl<R: DeviceMemoryResource> ReportsMemory for BinningMemoryResource<R> {
     fn layer_memory(&self) -> LayerMemory {
         let bins = self.bins.iter().filter_map(|bin| bin.resource().statistics());

@@ -15,11 +15,11 @@ type Allocate = dyn Fn(Layout, StreamRef) -> Result<DevicePtr> + Send + Sync;
 /// The function that takes a block back.
 type Deallocate = dyn Fn(DevicePtr, Layout, StreamRef) + Send + Sync;
 
-/// A resource that calls functions of the program: for example, functions of a foreign allocator or of a
-/// test.
+/// A resource that allocates and frees with two functions of the program. For example, the functions may call
+/// a foreign allocator or record the calls of a test.
 ///
-/// The resource itself answers requests for zero bytes and frees of null pointers, without a call of the
-/// functions. If the allocating function returns a null pointer or a misaligned block, the request fails.
+/// The resource does not call the functions for requests for zero bytes, nor for frees of null pointers. If
+/// the allocating function returns a null pointer or a misaligned block, the request fails.
 ///
 /// ```
 /// use millpond_core::{DeviceMemoryResource, DeviceMemoryResourceExt, StreamRef};
@@ -52,13 +52,15 @@ pub struct CallbackMemoryResource {
 }
 
 impl CallbackMemoryResource {
-    /// Makes a resource from two functions. By default, the resource is stream-ordered: the functions may
-    /// [submit work](DeviceMemoryResource#layers-that-submit-work) on the stream of the call. Also by
-    /// default, only the device can access the memory. [`not_stream_ordered`](Self::not_stream_ordered) and
-    /// [`accessible_by`](Self::accessible_by) change these defaults.
+    /// Creates a resource from an allocating and a freeing function.
+    ///
+    /// By default, the resource is stream-ordered: the functions may [submit
+    /// work](DeviceMemoryResource#layers-that-submit-work) on the stream of the call.
+    /// [`not_stream_ordered`](Self::not_stream_ordered) changes this default. Also by default, only the
+    /// device can access the memory. [`accessible_by`](Self::accessible_by) changes this default.
     ///
     /// # Safety
-    /// For memory of the driver's device, the functions fulfil the contract of [`DeviceMemoryResource`]. Any
+    /// The functions meet the contract of [`DeviceMemoryResource`] for memory of the driver's device. Any
     /// thread may call them.
     pub unsafe fn new(
         driver: DriverHandle,
@@ -74,20 +76,20 @@ impl CallbackMemoryResource {
         }
     }
 
-    /// Sets who can access the memory.
+    /// Sets whether the device, the host, or both can access the memory directly.
     ///
     /// # Safety
-    /// The device and the host can access all blocks as `accessibility` says.
+    /// All blocks are accessible as `accessibility` says.
     #[must_use]
     pub unsafe fn accessible_by(self, accessibility: Accessibility) -> Self {
         Self { accessibility, ..self }
     }
 
-    /// Declares that any stream may use a block as soon as it is allocated.
+    /// Declares that any stream may use a block as soon as the allocating function has returned it.
     ///
     /// # Safety
-    /// Both functions synchronise with the device, as plain CUDA does. When they return, all work that they
-    /// have submitted is done.
+    /// Both functions synchronise with the device, as the functions of plain CUDA memory do. When a function
+    /// returns, all work that the function has submitted is done.
     #[must_use]
     pub unsafe fn not_stream_ordered(self) -> Self {
         Self { is_stream_ordered: false, ..self }

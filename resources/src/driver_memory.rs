@@ -229,7 +229,7 @@ macro_rules! driver_memory_resource {
         debug_as_text!($name);
 
         impl $name {
-            /// Returns the resource of this driver's device.
+            /// Creates the resource for the driver's device.
             pub fn new(driver: DriverHandle) -> Self {
                 Self(DriverMemory::new(driver, &$calls))
             }
@@ -303,7 +303,7 @@ macro_rules! driver_memory_resource {
 
 driver_memory_resource! {
     /// Plain device memory: `cuMemAlloc` and `cuMemFree`. `allocate` and `deallocate` synchronise with the
-    /// device, so it does not matter which stream a call names. Two resources of the same device are equal.
+    /// device, so any stream may be passed to them. Two resources of the same device are equal.
     ///
     /// ```
     /// use millpond_core::{DeviceMemoryResource, DeviceMemoryResourceExt, StreamRef};
@@ -323,10 +323,11 @@ driver_memory_resource! {
 }
 
 driver_memory_resource! {
-    /// Managed memory, which the host accesses at the same address as the device: `cuMemAllocManaged` and
-    /// `cuMemFree`. It does not matter which stream a call names. Two resources of the same device are equal.
+    /// Managed memory, which host and device access at the same address: `cuMemAllocManaged` and `cuMemFree`.
+    /// Any stream may be passed to `allocate` and `deallocate`. Two resources of the same device are equal.
     ///
-    /// Managed memory may exceed the device's memory. The driver then moves data between device and host.
+    /// The sum of all managed memory may exceed the device's memory. The driver then moves data between
+    /// device and host.
     ///
     #[doc = include_str!("../layers/managed.md")]
     ManagedMemoryResource, MANAGED_CALLS
@@ -334,11 +335,11 @@ driver_memory_resource! {
 
 driver_memory_resource! {
     /// Pinned host memory, which host and device access at the same address: `cuMemHostAlloc` and
-    /// `cuMemFreeHost`. It does not matter which stream a call names. Two resources of the same device are
-    /// equal.
+    /// `cuMemFreeHost`. Any stream may be passed to `allocate` and `deallocate`. Two resources of the same
+    /// device are equal.
     ///
-    /// An allocation or a free of 1 MiB takes some hundred microseconds, so put a pool on top. For CUDA, the
-    /// memory is pinned for every device of the process.
+    /// To allocate or free 1 MiB takes some hundred microseconds, so put a pool on top. The memory counts as
+    /// pinned for every CUDA device of the process.
     ///
     /// ```
     /// use millpond_core::{Accessibility, DeviceMemoryResource, DeviceMemoryResourceExt};

@@ -1,4 +1,4 @@
-//! Hands out blocks of one size, from a pool in which all blocks have that size.
+//! Allocates blocks of one size, from a pool in which all blocks have this size.
 
 use std::fmt;
 use std::sync::Arc;
@@ -20,8 +20,8 @@ pub(crate) const ENTRY: LayerEntry = LayerEntry {
     about: "blocks of one size, in stream order; larger requests fail",
     params: &[
         ("block_size", "the size of a block in bytes (default 1MiB)"),
-        ("blocks", "the most blocks to allocate from upstream at once (default 128)"),
-        ("preallocate", "blocks to allocate when it is built (default 0)"),
+        ("blocks", "the most blocks that the resource allocates from upstream at once (default 128)"),
+        ("preallocate", "blocks that the resource allocates when it is built (default 0)"),
     ],
     kind: LayerKind::ReadLayer(|params| {
         let defaults = FixedSizeOptions::default();
@@ -42,7 +42,7 @@ pub struct FixedSizeOptions {
     /// The size of a block in bytes, rounded up to a multiple of 256 (default 1 MiB).
     pub block_bytes: u64,
     /// The most blocks that the resource allocates from upstream at once (default 128). While few blocks are
-    /// in use, it allocates fewer at once.
+    /// live, the resource allocates fewer blocks at once.
     pub blocks_per_region: u64,
     /// The number of blocks that the resource allocates when it is built (default 0).
     pub preallocated_blocks: u64,
@@ -99,7 +99,7 @@ impl fmt::Display for FixedSizeOptions {
 pub struct FixedSizeLayer(FixedSizeOptions);
 
 impl FixedSizeLayer {
-    /// Creates a layer with blocks of 1 MiB.
+    /// Creates a layer for blocks of 1 MiB.
     pub fn new() -> Self {
         Self::default()
     }
@@ -110,7 +110,7 @@ impl FixedSizeLayer {
         self
     }
 
-    /// Sets the most blocks that the resource allocates from upstream at once.
+    /// Sets the largest number of blocks that the resource allocates from upstream at once.
     pub fn blocks_per_region(mut self, blocks: u64) -> Self {
         self.0.blocks_per_region = blocks;
         self
@@ -131,11 +131,12 @@ impl<R: DeviceMemoryResource> Layer<R> for FixedSizeLayer {
     }
 }
 
-/// Allocates blocks of one size, in stream order. Threads cache blocks of up to 1 MiB.
+/// Allocates blocks of one size, in stream order. Each thread caches freed blocks if the block size is at
+/// most 1 MiB.
 ///
 /// A request of up to [`block_bytes`](FixedSizeOptions::block_bytes) gets a whole block. A larger request
-/// fails with [`OutOfMemory`](millpond_core::ErrorKind::OutOfMemory), so a layer above can pass it to another
-/// resource. A request aligned to more than 256 bytes fails with
+/// fails with [`OutOfMemory`](millpond_core::ErrorKind::OutOfMemory), so a layer above can pass the request
+/// to another resource. A request with an alignment above 256 bytes fails with
 /// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument). For several block sizes, use a
 /// [`BinningMemoryResource`](crate::BinningMemoryResource).
 ///
@@ -161,8 +162,8 @@ impl<R: DeviceMemoryResource> FixedSizeMemoryResource<R> {
     ///
     /// # Errors
     /// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) if the block size or the number of
-    /// blocks is 0 or larger than any device; [`OutOfMemory`](millpond_core::ErrorKind::OutOfMemory) if
-    /// upstream refuses the preallocated blocks.
+    /// blocks is 0, or is larger than any device; [`OutOfMemory`](millpond_core::ErrorKind::OutOfMemory) if
+    /// the upstream refuses the preallocated blocks.
     pub fn new(upstream: R, options: FixedSizeOptions) -> Result<Self> {
         let options = options.checked()?;
         let FixedSizeOptions { block_bytes, blocks_per_region, preallocated_blocks } = options;
@@ -183,11 +184,11 @@ impl<R: DeviceMemoryResource> FixedSizeMemoryResource<R> {
         self.options.block_bytes
     }
 
-    /// Checks all invariants. The time is proportional to the size of the resource's tables. No other thread
-    /// may call the resource during the check.
+    /// Checks all invariants of the resource. The time is proportional to the number of blocks. No other
+    /// thread may call the resource during the check.
     ///
     /// # Panics
-    /// Panics if an invariant does not hold, which is a bug of the resource.
+    /// Panics if an invariant does not hold. This is a bug of the resource.
     pub fn validate(&self) {
         self.pool.validate();
     }

@@ -1,4 +1,5 @@
-//! The memory resources of millpond, and the registry of each device's default resource.
+//! Provides the memory resources of millpond, and the registry that holds the default resource of each
+//! device.
 //!
 //! | resource | in text | purpose |
 //! |---|---|---|
@@ -10,17 +11,18 @@
 //! | [`PinnedHostMemoryResource`] | `pinned_host` | pinned host memory that the device can access |
 //! | [`PageableHostMemoryResource`] | `host` | memory of the system's allocator, for the host only |
 //! | [`SystemMemoryResource`] | `system` | memory of the system's allocator, on a device that can access it |
-//! | [`SamHeadroomMemoryResource`] | `sam_headroom` | as `system`, but keeps a part of the device free |
+//! | [`SamHeadroomMemoryResource`] | `sam_headroom` | like `system`, but keeps device memory free |
 //! | [`CallbackMemoryResource`] | | calls functions of the program |
 //! | [`PoolMemoryResource`] | `pool` | a growing, stream-ordered pool: best fit with coalescing |
-//! | [`ArenaMemoryResource`] | `arena` | a pool that allocates a large part of the device when it is built |
+//! | [`ArenaMemoryResource`] | `arena` | a pool that allocates much of the device's memory at its start |
 //! | [`FixedSizeMemoryResource`] | `fixed_size` | blocks of one size, in stream order |
 //! | [`BinningMemoryResource`] | `binning` | passes each request to the resource for its size |
 //! | [`CaptureScopesMemoryResource`] | `capture_scopes` | keeps the memory of captured graphs, by scope |
 //!
-//! [`registry`] holds the default resource of each device. [`memory_pool`] has a type for CUDA's own pools.
+//! [`registry`] holds the default resource of each device. [`memory_pool`] contains a type for the pools of
+//! CUDA's stream-ordered allocator.
 //!
-//! The pool consists of these modules. Each uses only the modules below it:
+//! The pool consists of the following modules. A module uses only modules in the lines below its own:
 //!
 //! | module | content |
 //! |---|---|
@@ -82,7 +84,7 @@ pub use stream_order::Reuse;
 
 use millpond_core::stack::LayerEntry;
 
-/// The resources that a stack's text can name.
+/// The layers of this crate that the text of a stack can name.
 pub const LAYERS: &[LayerEntry] = &[
     driver_memory::CUDA,
     driver_memory::MANAGED,

@@ -1,13 +1,13 @@
 //! Holds the default resource of each device.
 //!
-//! The environment variable `MILLPOND_STACK` names the initial default of every device: a stack of millpond's
-//! layers. Without the variable, the initial default is a plain [`CudaMemoryResource`].
+//! The environment variable `MILLPOND_STACK` names the initial default of every device, as the text of a
+//! stack. Without the variable, the initial default is a plain [`CudaMemoryResource`].
 //!
-//! The functions return owned handles. A replaced resource lives as long as a handle to it. Blocks from a
-//! replaced resource still return to that resource. All functions are thread-safe.
+//! The functions return owned handles. A replaced resource lives until its last handle is dropped. Blocks of
+//! a replaced resource still return to that resource. All functions are thread-safe.
 //!
-//! If a device's context is reset (`cuDevicePrimaryCtxReset`), its default is lost, and the initial default
-//! replaces it.
+//! If the context of a device is reset (`cuDevicePrimaryCtxReset`), the default of that device is lost. A new
+//! initial default then replaces the lost default.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, LazyLock};
@@ -44,7 +44,7 @@ fn plain(driver: DriverHandle) -> AnyResource {
 ///
 /// # Errors
 /// [`NoDevice`](millpond_core::ErrorKind::NoDevice) if there is no such device and no default was set. Also
-/// the errors of building the stack in `MILLPOND_STACK`.
+/// the errors of building the stack that `MILLPOND_STACK` names.
 pub fn get_per_device_resource(device: DeviceId) -> Result<AnyResource> {
     // If two threads find no default, or a lost one, the first to build a resource wins. Neither holds a lock
     // meanwhile: opening a device takes long, and so may dropping the lost resource.
@@ -73,18 +73,18 @@ pub fn get_per_device_resource(device: DeviceId) -> Result<AnyResource> {
 }
 
 /// Returns whether `resource` is the current default of `device`, and is not lost. The call builds and drops
-/// no resource. The only driver call is the check whether the context was reset.
+/// no resource. The only driver call checks whether the context of the device was reset.
 pub fn is_per_device_resource(device: DeviceId, resource: &AnyResource) -> bool {
     DEFAULTS.get(&device).is_some_and(|known| Arc::ptr_eq(&known, resource)) && !resource.driver().was_reset()
 }
 
-/// Returns how many times the default of any device was replaced. While this number stays the same, every
-/// default stays the same.
+/// Returns how many times the default of any device was replaced. As long as this number is unchanged, every
+/// default is unchanged.
 pub fn changes() -> u64 {
     CHANGES.load(Ordering::Acquire)
 }
 
-/// Makes `resource` the default of `device` and returns the previous default.
+/// Makes `resource` the default of `device`. Returns the previous default.
 ///
 /// ```
 /// use millpond_core::{DeviceMemoryResource, DeviceMemoryResourceExt};
@@ -114,11 +114,12 @@ pub fn set_per_device_resource(device: DeviceId, resource: AnyResource) -> Resul
     }))
 }
 
-/// Does the same as [`set_per_device_resource`], but returns `None` if the device had no default yet. So it
-/// never builds the initial default only to return it.
+/// Makes `resource` the default of `device`, like [`set_per_device_resource`]. Returns the previous default,
+/// or `None` if the device had no default yet. So this function does not build the initial default only to
+/// return it.
 ///
 /// # Errors
-/// The same as for [`set_per_device_resource`].
+/// The errors of [`set_per_device_resource`].
 pub fn replace_per_device_resource(device: DeviceId, resource: AnyResource) -> Result<Option<AnyResource>> {
     if resource.device() != device {
         return Err(Error::invalid_argument(format!(
@@ -133,7 +134,8 @@ pub fn replace_per_device_resource(device: DeviceId, resource: AnyResource) -> R
     Ok(before)
 }
 
-/// Restores the initial default of `device` (see the [module](self)) and returns the previous default.
+/// Restores the initial default of `device`, which the [module](self) describes. Returns the previous
+/// default.
 ///
 /// # Errors
 /// [`NoDevice`](millpond_core::ErrorKind::NoDevice) if there is no such device.
@@ -149,23 +151,23 @@ pub fn reset_per_device_resource(device: DeviceId) -> Result<AnyResource> {
 /// Returns the default resource of the calling thread's current device.
 ///
 /// # Errors
-/// The same as for [`get_per_device_resource`].
+/// The errors of [`get_per_device_resource`].
 pub fn get_current_device_resource() -> Result<AnyResource> {
     get_per_device_resource(millpond_driver::current_device()?)
 }
 
-/// Makes `resource` the default of the calling thread's current device and returns the previous default.
+/// Makes `resource` the default of the calling thread's current device. Returns the previous default.
 ///
 /// # Errors
-/// The same as for [`set_per_device_resource`].
+/// The errors of [`set_per_device_resource`].
 pub fn set_current_device_resource(resource: AnyResource) -> Result<AnyResource> {
     set_per_device_resource(millpond_driver::current_device()?, resource)
 }
 
-/// Restores the initial default of the calling thread's current device and returns the previous default.
+/// Restores the initial default of the calling thread's current device. Returns the previous default.
 ///
 /// # Errors
-/// The same as for [`reset_per_device_resource`].
+/// The errors of [`reset_per_device_resource`].
 pub fn reset_current_device_resource() -> Result<AnyResource> {
     reset_per_device_resource(millpond_driver::current_device()?)
 }

@@ -1,18 +1,20 @@
 //! Shares blocks of a pool with other processes, through POSIX file descriptors.
 //!
 //! A pool that was built with `share=fd` maps physical memory in handles that can be exported. A block lies
-//! in one handle, or in several consecutive ones. An [`ExportedBlock`] has a file descriptor for each handle,
-//! and a description that says where the block lies in the handles. Send the descriptors and the description
-//! to another process. Descriptors can be sent over a Unix socket or inherited. In the other process, an
-//! [`ImportedBlock`] maps the same memory at another address.
+//! in one handle, or in several consecutive handles.
+//! [`PoolMemoryResource::export_block`](crate::PoolMemoryResource::export_block) returns an
+//! [`ExportedBlock`]. It has a file descriptor for each handle, and a description that says where the block
+//! lies in the handles. Send the descriptors and the description to another process. You can send descriptors
+//! over a Unix socket, or let a child process inherit them. In the other process, an [`ImportedBlock`] maps
+//! the same memory at another address.
 //!
-//! - A descriptor keeps the **physical memory** alive, and so does the other process's mapping. The memory
-//!   stays even after the pool is dropped or the pool's process has ended.
-//! - Neither keeps the **block** live. Free the block only when the other process no longer uses it. After
-//!   the free, the pool gives the same memory to other callers. No error then reports that two users share
-//!   the memory.
-//! - A handle is always shared whole, so the other process could also map the memory next to the block. Share
-//!   blocks only with processes that you trust.
+//! - An open descriptor keeps the **physical memory** alive. The mapping of the other process does so, too.
+//!   The memory stays even after the pool is dropped or the pool's process has ended.
+//! - Neither the descriptor nor the mapping keeps the **block** live. Free the block only when the other
+//!   process no longer uses it. After the free, the pool gives the same memory to other callers. No error
+//!   then reports that two users share the memory.
+//! - An exported handle contains all of its memory, so the other process could also map memory next to the
+//!   block. Share blocks only with processes that you trust.
 
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
@@ -24,7 +26,7 @@ use crate::store::pages::Part;
 const MAGIC: [u8; 8] = *b"MPFDS\r\n\x01";
 const WORD: usize = 8;
 
-/// A block that was exported for another process: file descriptors, and a description.
+/// A block that was exported for another process. It consists of file descriptors and a description.
 ///
 /// ```
 /// use millpond_core::{DeviceMemoryResourceExt, DriverHandle, StreamRef};
@@ -47,15 +49,15 @@ pub struct ExportedBlock {
     descriptors: Vec<OwnedFd>,
 }
 
-/// A part of a block: a range of bytes in one handle.
+/// Describes the range of a block that lies in one handle of physical memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct SharedPart {
-    /// The size of the whole handle, in bytes.
+    /// The size of the whole handle in bytes.
     pub handle_bytes: u64,
-    /// The offset in bytes at which the part starts in the handle.
+    /// The start of the range, as an offset in the handle in bytes.
     pub offset: u64,
-    /// The length of the part, in bytes.
+    /// The length of the range in bytes.
     pub bytes: u64,
 }
 
@@ -74,40 +76,41 @@ impl ExportedBlock {
         Ok(Self { parts: parts.iter().map(shared).collect(), descriptors })
     }
 
-    /// Returns the length of the block in bytes.
+    /// Returns the size of the block in bytes.
     pub fn bytes(&self) -> u64 {
         self.parts.iter().map(|part| part.bytes).sum()
     }
 
-    /// Returns the block's parts in order. The part at an index belongs to the
-    /// [descriptor](Self::descriptors) at that index.
+    /// Returns where the block lies: for each handle, the range of the block in this handle. The order is the
+    /// order of the addresses. The entry at an index belongs to the [descriptor](Self::descriptors) at the
+    /// same index.
     pub fn parts(&self) -> &[SharedPart] {
         &self.parts
     }
 
-    /// Returns the file descriptors, one for each part. Dropping the exported block closes them.
+    /// Returns the file descriptors, one for each handle. Dropping the exported block closes them.
     pub fn descriptors(&self) -> &[OwnedFd] {
         &self.descriptors
     }
 
-    /// Returns a description of the block's parts for [`ImportedBlock::open`]. Its length is 8 bytes plus 24
-    /// bytes for each part.
+    /// Returns the description of the block for [`ImportedBlock::open`]. The length of the description is 8
+    /// bytes, plus 24 bytes for each handle.
     pub fn description(&self) -> Vec<u8> {
         let words = self.parts.iter().flat_map(|part| [part.handle_bytes, part.offset, part.bytes]);
         MAGIC.into_iter().chain(words.flat_map(u64::to_le_bytes)).collect()
     }
 
-    /// Returns the [`description`](Self::description) and the descriptors. The caller now owns the
+    /// Returns the [`description`](Self::description) and the file descriptors. The caller then owns the
     /// descriptors.
     pub fn into_parts(self) -> (Vec<u8>, Vec<OwnedFd>) {
         (self.description(), self.descriptors)
     }
 }
 
-/// A block of another process's pool, mapped into this process until it is dropped.
+/// A block of another process's pool, mapped into this process until this value is dropped.
 ///
-/// Drop it only after this process's work on the block is done. The drop does not wait, because a wait for
-/// the device would end graph captures of other threads.
+/// Drop the value only after this process's work on the block is done. The drop does not wait for the work,
+/// because a wait for the device would end graph captures of other threads.
 #[derive(Debug)]
 pub struct ImportedBlock {
     driver: DriverHandle,
@@ -178,7 +181,7 @@ impl ImportedBlock {
         self.ptr
     }
 
-    /// Returns the length of the block in bytes.
+    /// Returns the size of the block in bytes.
     pub fn bytes(&self) -> u64 {
         self.bytes
     }

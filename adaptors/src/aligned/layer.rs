@@ -18,12 +18,13 @@ pub struct AlignedLayer {
 }
 
 impl AlignedLayer {
-    /// Creates a layer that aligns all blocks to `alignment` bytes. A value below 256 is raised to 256.
+    /// Creates a layer that aligns all blocks to `alignment` bytes. If `alignment` is less than 256, the
+    /// layer uses 256.
     pub fn new(alignment: u64) -> Self {
         Self { alignment, threshold_bytes: 0 }
     }
 
-    /// Aligns only the blocks of requests for at least `bytes` bytes.
+    /// Aligns only blocks whose requests have at least `bytes` bytes.
     pub fn threshold_bytes(mut self, bytes: u64) -> Self {
         self.threshold_bytes = bytes;
         self

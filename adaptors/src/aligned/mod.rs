@@ -18,13 +18,15 @@ pub use layer::AlignedLayer;
 
 use crate::rare_blocks::{RareBlocks, Removed};
 
-/// Aligns blocks to more than 256 bytes, if their request has at least a certain size (the threshold).
+/// Aligns blocks to more than 256 bytes. The adaptor leaves requests below a certain size, the threshold,
+/// unchanged.
 ///
-/// A request that asks for a larger alignment keeps it. The adaptor requests an aligned block from its
-/// upstream. Millpond's resources serve such a request without wasting memory. Some upstreams refuse
-/// alignments above 256. From such an upstream, the adaptor requests a larger block, and returns an aligned
-/// address inside the block. It remembers where the block begins. After the first refusal, it requests a
-/// larger block at once.
+/// If a request asks for a larger alignment itself, the block gets the larger alignment. The adaptor asks its
+/// upstream for an aligned block. Millpond's resources serve such a request without wasting memory.
+///
+/// Some upstreams refuse alignments above 256. After the first refusal, the adaptor requests larger blocks
+/// from such an upstream. It returns an aligned address inside the larger block, and records where the block
+/// begins.
 ///
 /// ```
 /// use millpond_adaptors::AlignedLayer;
@@ -57,12 +59,12 @@ impl<R: DeviceMemoryResource> AlignedResourceAdaptor<R> {
         Self { upstream, alignment, threshold_bytes, shifted, upstream_refuses }
     }
 
-    /// Returns the alignment in bytes.
+    /// Returns the alignment of the blocks in bytes.
     pub fn alignment(&self) -> u64 {
         self.alignment
     }
 
-    /// Returns the threshold in bytes. Smaller requests are not aligned to more than 256 bytes.
+    /// Returns the threshold in bytes. The adaptor does not align smaller requests to more than 256 bytes.
     pub fn threshold_bytes(&self) -> u64 {
         self.threshold_bytes
     }
@@ -140,8 +142,8 @@ unsafe impl<R: DeviceMemoryResource> DeviceMemoryResource for AlignedResourceAda
         }
     }
 
-    /// An adaptor is equal only to itself: another adaptor does not know where this one's larger blocks
-    /// begin.
+    /// An adaptor is equal only to itself, because another adaptor does not know where the larger blocks of
+    /// this adaptor begin.
     fn is_equal(&self, other: &dyn DeviceMemoryResource) -> bool {
         is_same(self, other)
     }

@@ -14,16 +14,17 @@ pub struct FailureCallbackLayer<F> {
 }
 
 impl<F: Fn(&FailedRequest<'_>) -> bool + 'static> FailureCallbackLayer<F> {
-    /// The most retries of one request, if [`max_retries`](Self::max_retries) sets no other number.
+    /// The largest number of retries of one request, unless [`max_retries`](Self::max_retries) sets another
+    /// number.
     pub const DEFAULT_MAX_RETRIES: u32 = 10;
 
-    /// Creates a layer that calls `callback` when memory is out. If `callback` returns true, the request is
-    /// retried.
+    /// Creates a layer that calls `callback` when the upstream is out of memory. If `callback` returns true,
+    /// the adaptor retries the request.
     pub fn new(callback: F) -> Self {
         Self { callback, max_retries: Self::DEFAULT_MAX_RETRIES }
     }
 
-    /// Sets the most retries of one request.
+    /// Sets the largest number of retries of one request.
     pub fn max_retries(mut self, retries: u32) -> Self {
         self.max_retries = retries;
         self

@@ -1,4 +1,4 @@
-//! Calls a function when memory is out, and retries the request if the function returns true.
+//! Calls a function of the program when memory is out. If the function returns true, retries the request.
 
 pub(crate) mod layer;
 #[cfg(test)]
@@ -14,13 +14,13 @@ use millpond_core::{
 
 pub use layer::FailureCallbackLayer;
 
-/// A failed request, as the adaptor passes it to the function.
+/// Describes a failed request to the function that the adaptor calls.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct FailedRequest<'a> {
-    /// The upstream's error, which is [out of memory](Error::is_out_of_memory).
+    /// The error of the upstream, which is [out of memory](Error::is_out_of_memory).
     pub error: &'a Error,
-    /// The requested layout.
+    /// The layout of the request.
     pub layout: Layout,
     /// The stream of the request.
     pub stream: StreamRef,
@@ -28,20 +28,22 @@ pub struct FailedRequest<'a> {
     pub attempt: u32,
 }
 
-/// Calls a function when the upstream is out of memory. If the function returns true, the request is retried.
+/// Calls a function of the program when the upstream is out of memory. If the function returns true, the
+/// adaptor retries the request.
 ///
 /// The function frees memory that the program can spare. For example, it drops a cache, or moves data to the
 /// host. It runs on the thread of the request, after each
-/// [`OutOfMemory`](millpond_core::ErrorKind::OutOfMemory), for requests of any size. Other errors pass
-/// through. Check [`error.is_impossible()`](Error::is_impossible) first: freeing memory does not help an
+/// [`OutOfMemory`](millpond_core::ErrorKind::OutOfMemory) of the upstream, for requests of any size. For
+/// other errors, the adaptor does not call the function. First check
+/// [`error.is_impossible()`](Error::is_impossible) in the function: freeing memory does not help an
 /// impossible request.
 ///
-/// By default, a request is retried at most [10 times](FailureCallbackLayer::DEFAULT_MAX_RETRIES). If the
-/// last retry fails, its error is returned without another call of the function.
+/// By default, the adaptor retries a request at most [10 times](FailureCallbackLayer::DEFAULT_MAX_RETRIES).
+/// If the last retry fails, the adaptor returns the error without another call of the function.
 ///
-/// The adaptor holds no lock while it calls the function, so the function may use the whole stack: it may
-/// free and allocate blocks. Several threads may run the function at the same time. If a request of the
-/// function itself runs out of memory, the request fails without another call of the function.
+/// The adaptor holds no lock while it calls the function. So the function may allocate and free blocks of the
+/// whole stack. Several threads may run the function at the same time. If a request of the function itself
+/// runs out of memory, the request fails without another call of the function.
 ///
 /// ```
 /// use std::sync::{Arc, Mutex};
@@ -108,7 +110,7 @@ impl Drop for Inside {
 }
 
 impl<R, F> FailureCallbackResourceAdaptor<R, F> {
-    /// Returns the most retries of one request.
+    /// Returns the largest number of retries of one request.
     pub fn max_retries(&self) -> u32 {
         self.max_retries
     }

@@ -16,7 +16,7 @@ pub struct FallbackLayer<F = AnyResource> {
 }
 
 impl<F: DeviceMemoryResource> FallbackLayer<F> {
-    /// Creates a layer that allocates from `fallback` when the resource below is out of memory.
+    /// Creates a layer that allocates from `fallback` when the upstream is out of memory.
     pub fn new(fallback: F) -> Self {
         Self { fallback }
     }

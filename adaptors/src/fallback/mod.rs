@@ -21,13 +21,13 @@ use crate::rare_blocks::{RareBlocks, Removed};
 /// Serves requests from its upstream. If the upstream is out of memory, serves the request from another
 /// resource, the fallback.
 ///
-/// The adaptor frees each block to the resource that allocated it. It remembers only the blocks of the
-/// fallback. While the fallback has no live block, a deallocation costs one extra load. If the fallback
-/// fails, too, the request fails with the upstream's error.
+/// The adaptor frees each block to the resource that allocated it. For this purpose, it records only the
+/// blocks of the fallback. While the fallback has no live block, a deallocation costs one extra load. If the
+/// fallback fails, too, the request fails with the upstream's error.
 ///
-/// [`accessibility`](DeviceMemoryResource::accessibility) reports the access that the memory of both
-/// resources allows. The adaptor is stream-ordered if one of the two resources is. Its statistics are the
-/// sums over the two resources, so their peaks may come from different moments.
+/// [`accessibility`](DeviceMemoryResource::accessibility) returns the access that both the upstream and the
+/// fallback allow. The adaptor is stream-ordered if the upstream or the fallback is. Its statistics are the
+/// sums of the two resources' statistics, so the two peaks in a sum may come from different moments.
 ///
 /// ```
 /// use millpond_adaptors::{FallbackLayer, LimitingLayer};
@@ -70,7 +70,7 @@ impl<R: DeviceMemoryResource, F: DeviceMemoryResource> FallbackResourceAdaptor<R
         Ok(Self { upstream, fallback, blocks: RareBlocks::new() })
     }
 
-    /// Returns the fallback.
+    /// Returns the fallback, from which the adaptor allocates when the upstream is out of memory.
     pub fn fallback(&self) -> &F {
         &self.fallback
     }

@@ -16,8 +16,8 @@ pub struct LimitingLayer {
 }
 
 impl LimitingLayer {
-    /// Creates a layer with a limit in bytes, or as a share of the memory that the device has free when the
-    /// layer is built.
+    /// Creates a layer with this limit on live bytes. The limit is a number of bytes, or a percentage of the
+    /// device's free memory when the layer is built.
     pub fn new(limit: impl Into<ByteSize>) -> Self {
         Self { limit: limit.into() }
     }

@@ -20,10 +20,11 @@ use crate::shards::{All, Guard, Shards};
 ///
 /// Like RMM, the adaptor counts the size of a request rounded up to
 /// [`ALLOCATION_ALIGNMENT`](millpond_core::ALLOCATION_ALIGNMENT). It counts a request before it calls the
-/// upstream, and stops counting it after the upstream has failed or has taken the block back. So the
-/// upstream's live bytes never exceed the limit. If the adaptor itself refuses a request, it never counts
-/// that request. So while it refuses a large request of one thread, a small request of another thread that
-/// fits still succeeds.
+/// upstream. It stops counting the request after the upstream has failed or has taken the block back. So the
+/// upstream's live bytes never exceed the limit.
+///
+/// The adaptor does not count a request that the adaptor itself refuses. So while it refuses a large request
+/// of one thread, a small request of another thread can still succeed.
 ///
 /// The adaptor keeps no list of blocks. If the upstream [refuses](millpond_core::misuse) a deallocation, the
 /// count of live bytes stays unchanged.
@@ -69,7 +70,7 @@ impl<R> LimitingResourceAdaptor<R> {
         Self { upstream, limit_bytes, limit, left }
     }
 
-    /// Returns the live bytes, with each request rounded up. They never exceed
+    /// Returns the number of live bytes. The size of each request is rounded up. The number never exceeds
     /// [`limit_bytes`](Self::limit_bytes).
     pub fn allocated_bytes(&self) -> u64 {
         self.limit_bytes - self.sum(&self.left.all())
@@ -193,8 +194,8 @@ unsafe impl<R: DeviceMemoryResource> DeviceMemoryResource for LimitingResourceAd
         Ok(MemoryInfo { free: info.free.min(self.limit_bytes - self.allocated_bytes()), ..info })
     }
 
-    /// An adaptor is equal only to itself: if another adaptor freed a block, the count of this one would stay
-    /// too high.
+    /// An adaptor is equal only to itself. If another adaptor freed a block of this adaptor, the count of
+    /// live bytes would stay too high.
     fn is_equal(&self, other: &dyn DeviceMemoryResource) -> bool {
         is_same(self, other)
     }

@@ -15,7 +15,7 @@ pub(crate) const ENTRY: LayerEntry = LayerEntry {
         (
             "file",
             "the file (default: the file that MILLPOND_LOG_FILE or RMM_LOG_FILE names); `{pid}`, `{rank}` \
-             and `{device}` in it stand for the process, its number in a job, and the device",
+             and `{device}` in the path stand for the process, its number in a job, and the device",
         ),
         ("columns", "rmm (the default) or extended (also device, alignment, sequence, clock and duration)"),
         (

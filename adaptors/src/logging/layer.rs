@@ -15,11 +15,12 @@ use super::settings::{Columns, File, Flush, Settings};
 use super::sink::Sink;
 use super::status::Status;
 
-/// The environment variables that can name the log's file. If both are set, the first one names it.
+/// The environment variables that can name the file of the log. If both variables are set, the first variable
+/// is used.
 pub const FILE_VARIABLES: [&str; 2] = ["MILLPOND_LOG_FILE", "RMM_LOG_FILE"];
 
-/// Puts a [`LoggingResourceAdaptor`](super::LoggingResourceAdaptor) on top of a resource. The layer holds the
-/// destination and the format of the log.
+/// Puts a [`LoggingResourceAdaptor`](super::LoggingResourceAdaptor) on top of a resource. The layer contains
+/// the destination and the format of the log.
 ///
 /// ```no_run
 /// use millpond_adaptors::logging::{Columns, LoggingLayer};
@@ -49,18 +50,19 @@ impl LoggingLayer {
         Self::default()
     }
 
-    /// Writes the log to this file, and overwrites the contents of the file. If two adaptors of one process
-    /// write the same file, they share one log with one header. Both must have the same columns and the same
-    /// flush.
+    /// Writes the log to the file `path`, and overwrites the contents of the file. If two adaptors of one
+    /// process write to the same file, they share one log with one header. In this case, the two adaptors
+    /// must have the same columns and the same [`Flush`].
     ///
-    /// If another process writes the file, building the layer fails, provided that the file system supports
-    /// locks. The lock belongs to the process that opened the file, not to its forked children. After that
-    /// process has closed the file, another process may empty it, even if a child still writes.
+    /// If another process writes to the file, building the layer fails, provided that the file system
+    /// supports locks. The lock belongs to the process that opened the file, not to the forked children of
+    /// this process. After this process has closed the file, another process may empty the file, even if a
+    /// child still writes to it.
     ///
-    /// Missing folders are created. In the path, `{pid}` stands for the number of the process, and `{rank}`
-    /// for its number in the job. `{device}` stands for the number of the device ([`FilePath`]). In a job of
-    /// several processes, the path needs `{pid}` or `{rank}`. [`Columns::Extended`] distinguishes rows of
-    /// several devices.
+    /// Missing folders are created. In the path, `{pid}` stands for the number of the process, `{rank}` for
+    /// its number in the job, and `{device}` for the number of the device ([`FilePath`]). In a job of several
+    /// processes, the path needs `{pid}` or `{rank}`. If several devices share a log, [`Columns::Extended`]
+    /// tells their rows apart.
     #[must_use]
     pub fn file(mut self, path: impl Into<PathBuf>) -> Self {
         self.destination = Destination::File(FilePath::new(path));
@@ -73,8 +75,9 @@ impl LoggingLayer {
         self
     }
 
-    /// Writes the log to this writer. Each write passes whole rows. If a write fails, its rows are lost. The
-    /// writer may use the stack that it logs: see [`LoggingResourceAdaptor`](super::LoggingResourceAdaptor).
+    /// Writes the log to `writer`. Each write passes whole rows. If a write fails, its rows are lost. The
+    /// writer may use the stack that the adaptor logs: see
+    /// [`LoggingResourceAdaptor`](super::LoggingResourceAdaptor).
     #[must_use]
     pub fn writer(mut self, writer: impl Write + Send + 'static) -> Self {
         self.destination = Destination::Writer(Box::new(writer));
@@ -121,7 +124,7 @@ impl LoggingLayer {
     }
 }
 
-/// Returns the file that `MILLPOND_LOG_FILE` names. If this variable is not set, returns the file that
+/// Returns the file that `MILLPOND_LOG_FILE` names. If this variable is unset or empty, returns the file that
 /// `RMM_LOG_FILE` names.
 ///
 /// # Errors

@@ -1,4 +1,4 @@
-//! Logs one CSV row for every call, as RMM does.
+//! Writes one CSV row to a log for every call, as RMM does.
 //!
 //! ```text
 //! Thread,Time,Action,Pointer,Size,Stream
@@ -65,25 +65,27 @@ use millpond_core::stack::AtEnd;
 use record::{Entry, nanoseconds_since};
 use settings::Settings;
 
-/// Writes one CSV row for every allocation, failure and deallocation.
+/// Writes one CSV row to a log for every allocation, failed request and deallocation.
 ///
-/// A deallocation is logged before the upstream is called, and an allocation after the upstream has returned.
-/// So if threads reuse an address, each free of the address is logged before the next allocation at this
-/// address. Rows are complete and ordered by time, with any number of threads. By default, each row reaches
-/// the operating system before the logged call returns. So the log is complete even if the process aborts.
-/// The other modes of [`Flush`] are faster, and do not guarantee this.
+/// The adaptor logs a deallocation before it calls the upstream, and an allocation after the upstream has
+/// returned. So if threads reuse an address, each free of the address is logged before the next allocation at
+/// this address. With any number of threads, all rows are complete and in the order of time.
 ///
-/// The destination may be a writer of the program. The writer may use the stack that it logs, and may wait
-/// for other threads that use the stack. If the writer itself allocates or frees, the adaptor writes the rows
-/// of these calls after the writer has returned. Other threads wait for the writer before their calls return.
-/// If the writer does not return within a second, these threads go on, and the adaptor writes their rows
-/// later. A [`flush`](Self::flush) from inside the writer is an error.
+/// By default, each row reaches the operating system before the logged call returns. So the log is complete
+/// even if the process aborts. The other modes of [`Flush`] are faster, and do not guarantee this.
 ///
-/// If the log cannot be opened, building the adaptor fails. A write that fails later never makes an
-/// allocation fail. [`write_errors`](Self::write_errors) counts the failed writes. The adaptor reports the
-/// first one through `tracing`.
+/// The destination may be a writer of the program. The writer may use the stack that the adaptor logs, and
+/// may wait for other threads that use the stack. If the writer itself allocates or frees, the adaptor writes
+/// the rows of these calls after the writer has returned. The calls of other threads return only after the
+/// writer has returned. If the writer takes longer than a second, the calls of other threads stop waiting and
+/// return. The adaptor writes the rows of these calls later. A [`flush`](Self::flush) from inside the writer
+/// is an error.
 ///
-/// `millpond-replay` reads these logs, and RMM's.
+/// If the log cannot be opened, building the adaptor fails. If a later write fails, allocations still
+/// succeed. [`write_errors`](Self::write_errors) counts the failed writes. The adaptor reports the first
+/// failed write through `tracing`.
+///
+/// `millpond-replay` reads the logs of this adaptor and the logs of RMM.
 ///
 /// ```
 /// use millpond_adaptors::LoggingResourceAdaptor;
@@ -107,12 +109,12 @@ pub struct LoggingResourceAdaptor<R> {
 }
 
 impl<R: DeviceMemoryResource> LoggingResourceAdaptor<R> {
-    /// Creates an adaptor that writes the log that `layer` describes.
+    /// Creates an adaptor with the destination and the format that `layer` contains.
     ///
     /// # Errors
     /// [`Io`](millpond_core::ErrorKind::Io) if the log cannot be written; the message names the file.
-    /// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) if no file is named, or if another log
-    /// of this process writes the file with other columns or another flush.
+    /// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) in two cases: if no file is named, or
+    /// if another log of this process writes to the file with other columns or another [`Flush`].
     pub fn new(upstream: R, layer: LoggingLayer) -> Result<Self> {
         let (this, step) = Self::made(upstream, layer)?;
         if let Some(mut step) = step {
@@ -131,8 +133,8 @@ impl<R: DeviceMemoryResource> LoggingResourceAdaptor<R> {
         Ok((Self { upstream, settings, journal, device }, step))
     }
 
-    /// Creates an adaptor that logs to a file, with the settings of [`LoggingLayer::new`]; see
-    /// [`LoggingLayer::file`].
+    /// Creates an adaptor that logs to the file `path`, with the settings of [`LoggingLayer::new`].
+    /// [`LoggingLayer::file`] describes the path.
     ///
     /// # Errors
     /// The errors of [`new`](Self::new).
@@ -140,8 +142,8 @@ impl<R: DeviceMemoryResource> LoggingResourceAdaptor<R> {
         LoggingLayer::new().file(path).layer(upstream)
     }
 
-    /// Creates an adaptor that logs to the file that `MILLPOND_LOG_FILE` names. If this variable is not set,
-    /// it logs to the file that `RMM_LOG_FILE` names.
+    /// Creates an adaptor that logs to the file that `MILLPOND_LOG_FILE` names. If this variable is unset or
+    /// empty, the adaptor logs to the file that `RMM_LOG_FILE` names.
     ///
     /// # Errors
     /// The errors of [`new`](Self::new).
@@ -159,24 +161,25 @@ impl<R: DeviceMemoryResource> LoggingResourceAdaptor<R> {
 }
 
 impl<R> LoggingResourceAdaptor<R> {
-    /// Writes all logged rows to the destination, and flushes the destination. Waits as long as this takes.
+    /// Writes all logged rows to the destination, and flushes the destination. Waits until this is done.
     ///
     /// # Errors
     /// [`Io`](millpond_core::ErrorKind::Io) if rows could not be written. These rows are lost. With
-    /// [`Flush::Async`], the error is the first one since the last flush. A flush from inside the program's
-    /// own writer also fails. If such a writer accepts nothing for 30 seconds, a flush that waits for it
-    /// fails, too.
+    /// [`Flush::Async`], the error is the first error since the last flush. A flush from inside the program's
+    /// own writer also fails. If such a writer accepts nothing for 30 seconds, a flush that waits for the
+    /// writer fails, too.
     pub fn flush(&self) -> Result<()> {
         self.journal.flush().map_err(|error| self.settings.unwritable(error))
     }
 
-    /// Returns the path of the log's file, with names in braces replaced; `None` if the log goes to a writer.
+    /// Returns the path of the log's file. Names in braces are replaced. Returns `None` if the log goes to a
+    /// writer.
     pub fn file(&self) -> Option<&Path> {
         self.settings.file.as_ref().map(|file| &*file.path)
     }
 
     /// Returns the number of rows that the destination has accepted, without the header. If other adaptors
-    /// write the same file, the number includes their rows.
+    /// write to the same file, the number includes their rows.
     pub fn rows_written(&self) -> u64 {
         self.journal.status().rows_written()
     }
@@ -209,8 +212,8 @@ unsafe impl<R: DeviceMemoryResource> DeviceMemoryResource for LoggingResourceAda
         unsafe { self.upstream.deallocate(ptr, layout, stream) }
     }
 
-    /// An adaptor is equal only to itself, as in RMM: a free that another adaptor logs would be missing in
-    /// this log.
+    /// An adaptor is equal only to itself, as in RMM. If another adaptor freed a block of this adaptor, the
+    /// free would be missing in this adaptor's log.
     fn is_equal(&self, other: &dyn DeviceMemoryResource) -> bool {
         is_same(self, other)
     }

@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use super::cells::{self, Digits};
 use super::time_of_day::TimeOfDay;
 
-/// The header of RMM's logs.
+/// The header of a log with RMM's columns.
 pub const HEADER: [&str; 6] = ["Thread", "Time", "Action", "Pointer", "Size", "Stream"];
 
 /// The header of a log with [`Columns::Extended`](super::Columns::Extended): RMM's columns and five more.
@@ -32,8 +32,8 @@ pub const EXTENDED_HEADER: [&str; 11] = [
 
 /// One row of a log.
 ///
-/// The crate csv reads and writes rows: `Reader::deserialize` and `Writer::serialize` (without headers). In a
-/// row of RMM's logs, the extended columns are `None`.
+/// The crate `csv` reads and writes rows: use `Reader::deserialize` and `Writer::serialize` (without
+/// headers). If a row comes from a log of RMM, the extended columns are `None`.
 ///
 /// ```
 /// use millpond_adaptors::logging::{Action, HEADER, Row};
@@ -48,7 +48,7 @@ pub const EXTENDED_HEADER: [&str; 11] = [
 #[serde(rename_all = "PascalCase")]
 #[non_exhaustive]
 pub struct Row {
-    /// The operating system's id of the thread that made the logged call.
+    /// The number that the operating system gives to the thread that made the logged call.
     pub thread: u64,
     /// The local time of day at which the row was written.
     #[serde(deserialize_with = "from_text")]
@@ -56,7 +56,7 @@ pub struct Row {
     /// The logged call and its outcome.
     #[serde(deserialize_with = "from_text")]
     pub action: Action,
-    /// The address of the block; `(nil)` if there is no block.
+    /// The address of the block. If there is no block, the log contains `(nil)`.
     #[serde(deserialize_with = "pointer_from_text")]
     pub pointer: DevicePtr,
     /// The requested size in bytes.
@@ -64,20 +64,20 @@ pub struct Row {
     /// The raw handle of the stream.
     #[serde(deserialize_with = "stream_from_text")]
     pub stream: u64,
-    /// The device. If it is set, the extended columns are written.
+    /// The device of the memory. If it is `Some`, the extended columns are written.
     #[serde(default, deserialize_with = "device_from_text")]
     pub device: Option<DeviceId>,
-    /// The alignment in bytes.
+    /// The requested alignment in bytes.
     #[serde(default)]
     pub alignment: Option<u64>,
     /// The number of the row, counted from 0.
     #[serde(default)]
     pub sequence: Option<u64>,
-    /// The nanoseconds since the log was opened, on a monotonic clock.
+    /// The nanoseconds from the opening of the log to this row, on a monotonic clock.
     #[serde(default)]
     pub monotonic_ns: Option<u64>,
-    /// The time that the upstream took for the allocation, in nanoseconds. A `free` has none, because it is
-    /// logged before the upstream is called.
+    /// The time that the upstream took for the allocation, in nanoseconds. A `free` has `None`, because the
+    /// adaptor logs it before it calls the upstream.
     #[serde(default)]
     pub duration_ns: Option<u64>,
 }
@@ -152,20 +152,20 @@ fn text<E: ser::Error>(cell: &[u8]) -> Result<&str, E> {
     std::str::from_utf8(cell).map_err(E::custom)
 }
 
-/// The call that a row records.
+/// The kind of call that a row records, and its outcome.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[non_exhaustive]
 pub enum Action {
-    /// A block was allocated: `allocate`.
+    /// The upstream allocated a block: `allocate`.
     Allocate,
-    /// A request failed: `allocate failure`.
+    /// The upstream refused a request: `allocate failure`.
     AllocateFailure,
-    /// A block is freed: `free`.
+    /// The program frees a block: `free`.
     Free,
 }
 
 impl Action {
-    /// Returns the text that logs use.
+    /// Returns the name of the action in logs.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Allocate => "allocate",
@@ -190,7 +190,7 @@ impl FromStr for Action {
             .find(|action| action.as_str() == text)
             .ok_or_else(|| {
                 Error::invalid_argument(format!(
-                    "`{text}` is not an action; there are allocate, allocate failure and free"
+                    "`{text}` is not an action; write allocate, allocate failure or free"
                 ))
             })
     }

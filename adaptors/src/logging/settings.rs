@@ -22,34 +22,36 @@ pub enum Columns {
     Extended,
 }
 
-/// When rows reach the destination.
+/// Selects when the rows of a log reach the destination.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 #[non_exhaustive]
 pub enum Flush {
     /// Each row is written and flushed before the logged call returns. This costs one system call per row.
-    /// The log is complete however the process ends. There is one exception, if the log goes to a
-    /// [writer](super::LoggingLayer::writer) of the program. While the writer runs, rows of its own calls
-    /// wait until it returns. The same holds for rows of threads for which the writer may be waiting.
+    /// However the process ends, the log is complete.
+    ///
+    /// There is one exception, if the log goes to a [writer](super::LoggingLayer::writer) of the program.
+    /// While the writer runs, the rows of the writer's own calls wait until the writer returns. If the writer
+    /// may be waiting for other threads, the rows of these threads also wait.
     #[default]
     EveryRow,
-    /// Rows are collected in memory, and written in blocks of 64 KiB. They are also written by
-    /// [`flush`](super::LoggingResourceAdaptor::flush), when the adaptor is dropped, and before the process
-    /// exits. If the destination accepts nothing for 10 seconds, drop and exit give up, as with
-    /// [`Async`](Self::Async). Rows in memory are lost if the process aborts, is killed, or leaves by
-    /// `_exit`.
+    /// Rows are collected in memory, and written in blocks of 64 KiB. The collected rows are also written in
+    /// three cases: by [`flush`](super::LoggingResourceAdaptor::flush), when the adaptor is dropped, and
+    /// before the process exits. If the destination accepts nothing for 10 seconds, the drop and the exit no
+    /// longer wait for it. Rows in memory are lost if the process aborts, is killed, or leaves by `_exit`.
     ///
-    /// In a forked child, the parent still owns the rows in memory. The child appends its own rows to the
-    /// log, as with [`EveryRow`](Self::EveryRow).
+    /// In a forked child, the rows in memory still belong to the parent. The child appends its own rows to
+    /// the log, as with [`EveryRow`](Self::EveryRow).
     Buffered,
-    /// Rows wait in a queue. Threads of the log write them some milliseconds later. So a logged call only
-    /// reads the clock and adds an entry to the queue. If the queue is full, callers wait. No row is dropped.
+    /// Rows wait in a queue. Threads of the log write the rows some milliseconds later. So a logged call only
+    /// reads the clock and adds an entry to the queue. If the queue is full, callers wait, so no row is lost.
     ///
     /// All rows are written before [`flush`](super::LoggingResourceAdaptor::flush) returns, and before the
     /// drop of the adaptor returns. They are also written before the process exits by the end of `main`, by
-    /// `exit` or by a panic. If the destination accepts nothing for 10 seconds, for example a pipe whose
-    /// reader has stopped, drop and exit give up. Rows in the queue are lost if the process aborts, is
-    /// killed, or leaves by `_exit`. Do not use this mode in a process that forks and continues to allocate
-    /// in the child.
+    /// `exit` or by a panic. If the destination accepts nothing for 10 seconds, the drop and the exit no
+    /// longer wait for it. For example, the destination may be a pipe whose reader has stopped. Rows in the
+    /// queue are lost if the process aborts, is killed, or leaves by `_exit`.
+    ///
+    /// Do not use this mode in a process that forks and then allocates in the child.
     Async,
 }
 

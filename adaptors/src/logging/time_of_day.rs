@@ -5,13 +5,13 @@ use std::str::FromStr;
 
 use millpond_core::{Error, Result};
 
-/// A time of day in microseconds after midnight, written as `14:03:07.123456`.
+/// A time of day, in microseconds after midnight. Its text has the form `14:03:07.123456`.
 ///
-/// Some logs have a colon before the microseconds. This form can be read, too.
+/// Some logs have a colon before the microseconds. This type can also read such a text.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Debug)]
 #[expect(clippy::exhaustive_structs, reason = "it is the time alone")]
 pub struct TimeOfDay {
-    /// Microseconds after midnight.
+    /// The number of microseconds after midnight.
     pub micros: u64,
 }
 

@@ -31,7 +31,7 @@ impl<R: DeviceMemoryResource> Layer<R> for PrefetchLayer {
 
 pub(crate) const ENTRY: LayerEntry = LayerEntry {
     name: "prefetch",
-    about: "moves managed memory to the device when it is allocated",
+    about: "moves new blocks of managed memory to the device",
     params: &[],
     kind: LayerKind::Layer(|_, upstream| Ok(Arc::new(PrefetchLayer.layer(upstream)?))),
 };

@@ -15,22 +15,23 @@ use millpond_core::{
 
 pub use layer::PrefetchLayer;
 
-/// Moves each block of managed memory to the device when it is allocated, on the stream of the allocation
-/// (`cuMemPrefetchAsync`). Without this, the first kernel that uses the block moves its pages one by one, at
-/// each page fault.
+/// Moves each block of managed memory to the device when the block is allocated, on the stream of the
+/// allocation (`cuMemPrefetchAsync`). Without a prefetch, the first kernel that uses the block moves the
+/// pages one by one, at each page fault.
 ///
-/// Put the adaptor over `managed`, over `system` (whose memory moves in the same way), or over a pool of one
-/// of them. The adaptor prefetches nothing in these cases:
+/// Put the adaptor over `managed` or `system`, or over a pool of one of them. (Memory of `system` moves in
+/// the same way as managed memory.) The adaptor prefetches nothing in these cases:
 /// - The device or the host cannot access the memory.
 /// - The device cannot use managed memory at the same time as the host.
-/// - The memory is of another kind that the host can access. The driver refuses the first prefetch, and the
-///   adaptor does not try again.
+/// - The driver cannot move this kind of memory. An example is pinned memory. In this case, the driver
+///   refuses the first prefetch, and the adaptor does not try again.
 /// - The stream captures a graph.
 ///
 /// If a prefetch fails for another reason, the adaptor logs the error and still returns the block.
 ///
 /// A prefetch is work on the stream of the allocation, so a block is ready only for that stream. So the
-/// adaptor is stream-ordered, whatever its upstream is. The exception is an adaptor that never prefetches.
+/// adaptor is stream-ordered, even if its upstream is not. If the adaptor never prefetches, it is
+/// stream-ordered only if its upstream is.
 ///
 /// ```
 /// use millpond_adaptors::PrefetchLayer;
@@ -68,8 +69,8 @@ impl<R: DeviceMemoryResource> PrefetchResourceAdaptor<R> {
         Self { upstream, may_prefetch, is_refused: AtomicBool::new(false) }
     }
 
-    /// Returns whether the adaptor prefetches blocks. It returns false after the adaptor has found that this
-    /// memory or this device does not allow it.
+    /// Returns whether the adaptor prefetches blocks. The result is `false` after the adaptor has found that
+    /// this memory or this device does not support prefetches.
     pub fn is_prefetching(&self) -> bool {
         self.may_prefetch && !self.is_refused.load(Ordering::Relaxed)
     }

@@ -10,38 +10,38 @@ use rustc_hash::FxHashMap;
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Default)]
 #[non_exhaustive]
 pub struct Frame {
-    /// The function.
+    /// The name of the function.
     pub name: String,
-    /// The source file; empty if it is not known.
+    /// The source file; empty if the file is not known.
     pub file: String,
-    /// The line, from 1; 0 if it is not known.
+    /// The line in the source file, counted from 1; 0 if the line is not known.
     pub line: u64,
 }
 
 impl Frame {
-    /// Returns the frame of this function, file and line.
+    /// Creates a frame from a function, a file and a line.
     pub fn new(name: impl Into<String>, file: impl Into<String>, line: u64) -> Self {
         Self { name: name.into(), file: file.into(), line }
     }
 }
 
-/// Captures the program's call stacks. The default captures Rust's call stack. The Python package captures
-/// Python's frames instead.
+/// Captures call stacks for recorders. By default, a recorder captures Rust's call stacks. The Python package
+/// installs a source that captures Python's frames instead.
 pub trait StackSource: Send + Sync {
-    /// Captures the calling thread's call stack, and returns its number. Equal call stacks have the same
-    /// number. 0 means that there is no call stack.
+    /// Captures the call stack of the calling thread, and returns the number of this call stack. Equal call
+    /// stacks have the same number. The number 0 means that there is no call stack.
     ///
-    /// The recorder calls it in each recorded call, without a lock.
+    /// A recorder calls this method in each recorded call, and holds no lock during the call.
     fn capture(&self) -> u64;
 
-    /// Returns the frames of a captured call stack, innermost first.
+    /// Returns the frames of the captured call stack with this number, innermost first.
     fn frames(&self, stack: u64) -> Vec<Frame>;
 }
 
 static SOURCE: RwLock<Option<Arc<dyn StackSource>>> = RwLock::new(None);
 
-/// Sets the source of call stacks for all later recorders, and returns the previous source. `None` stands for
-/// Rust's call stacks.
+/// Sets the source of call stacks for all recorders that are created later. Returns the previous source.
+/// `None` stands for Rust's call stacks.
 pub fn set_stack_source(source: Option<Arc<dyn StackSource>>) -> Option<Arc<dyn StackSource>> {
     std::mem::replace(&mut *SOURCE.write(), source)
 }

@@ -22,13 +22,13 @@ impl RecordingLayer {
         Self::default()
     }
 
-    /// Sets how many events are kept at most. Each event takes 64 bytes of host memory.
+    /// Sets how many events the recorder keeps at most. Each event takes 64 bytes of host memory.
     pub fn events(mut self, events: usize) -> Self {
         self.0.events = events;
         self
     }
 
-    /// Sets for which calls the call stack is captured. Capturing one takes some microseconds.
+    /// Sets for which calls the recorder captures the call stack. Each capture takes some microseconds.
     pub fn stacks(mut self, stacks: RecordStacks) -> Self {
         self.0.stacks = stacks;
         self

@@ -1,4 +1,4 @@
-//! Records the last memory events of a stack, and writes snapshots in PyTorch's format.
+//! Records the last memory events of a stack, and makes snapshots in PyTorch's format.
 
 mod coverage;
 mod frames;
@@ -23,9 +23,9 @@ pub use layer::RecordingLayer;
 pub use recorder::{Action, RecordOptions, RecordStacks, RecordedEvent, Recorder};
 pub use snapshot::{Snapshot, memory_snapshot, memory_snapshot_with};
 
-/// Keeps the last memory events of a stack: allocations, frees, requests that ran out of memory, and the
-/// segments that its pools took and returned. [`memory_snapshot`] writes them for PyTorch's viewer and for
-/// `millpond-replay`.
+/// Keeps the last memory events of a stack: allocations, frees, requests that ran out of memory, and segments
+/// that the stack's pools took and returned. [`memory_snapshot`] returns these events in a form that
+/// PyTorch's viewer and `millpond-replay` read.
 ///
 /// ```
 /// use millpond_adaptors::{RecordStacks, RecordingLayer, memory_snapshot};
@@ -49,19 +49,19 @@ pub struct RecordingResourceAdaptor<R> {
     upstream: R,
 }
 
-/// Finds the recorder of a stack: `find_trait::<dyn Recording>(&stack)`.
+/// Gives access to the recorder of a stack. `find_trait::<dyn Recording>(&stack)` finds this trait.
 pub trait Recording {
-    /// Returns the recorder.
+    /// Returns the recorder of the adaptor.
     fn recorder(&self) -> &Arc<Recorder>;
 }
 
 impl<R: DeviceMemoryResource> RecordingResourceAdaptor<R> {
-    /// Records the calls of `upstream` from now on.
+    /// Creates an adaptor that records the calls of `upstream` from now on.
     pub fn new(upstream: R, options: RecordOptions) -> Self {
         Self { recorder: Recorder::new(options), upstream }
     }
 
-    /// Returns the recorder.
+    /// Returns the recorder of the adaptor.
     pub fn recorder(&self) -> &Arc<Recorder> {
         &self.recorder
     }
@@ -100,7 +100,8 @@ unsafe impl<R: DeviceMemoryResource> DeviceMemoryResource for RecordingResourceA
         unsafe { self.upstream.deallocate(ptr, layout, stream) }
     }
 
-    /// Equal only to itself: another adaptor does not record the blocks of this one.
+    /// An adaptor is equal only to itself, because another adaptor does not record the blocks of this
+    /// adaptor.
     fn is_equal(&self, other: &dyn DeviceMemoryResource) -> bool {
         is_same(self, other)
     }

@@ -11,7 +11,7 @@ use rustc_hash::FxHashMap;
 
 use super::frames::{Frame, StackSource, source, text_of_frames};
 
-/// The kind of a recorded event, under PyTorch's names.
+/// The kind of a recorded event. [`name`](Self::name) returns PyTorch's name of the kind.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[non_exhaustive]
 pub enum Action {
@@ -19,7 +19,7 @@ pub enum Action {
     Allocate,
     /// The program freed a block. Other streams may still use it.
     FreeRequested,
-    /// A freed block can be allocated again.
+    /// A freed block returned to its resource, which can allocate the block again.
     FreeCompleted,
     /// A pool took a segment from its upstream.
     SegmentAllocate,
@@ -34,7 +34,7 @@ pub enum Action {
 }
 
 impl Action {
-    /// All actions.
+    /// All kinds of events.
     pub const ALL: [Self; 8] = [
         Self::Allocate,
         Self::FreeRequested,
@@ -46,7 +46,7 @@ impl Action {
         Self::OutOfMemory,
     ];
 
-    /// Returns the action's name in PyTorch's snapshots.
+    /// Returns the name of the action in PyTorch's snapshots.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Allocate => "alloc",
@@ -61,18 +61,20 @@ impl Action {
     }
 }
 
-/// The calls for which a recorder captures the call stack.
+/// Selects the calls for which a recorder captures the call stack.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default, Debug)]
 #[non_exhaustive]
 pub enum RecordStacks {
-    /// None.
+    /// The recorder captures no call stacks.
     #[default]
     Off,
-    /// Allocations. A snapshot shows the call stacks only for live blocks, not for events.
+    /// The recorder captures the call stacks of allocations. A snapshot shows the call stacks only for live
+    /// blocks, not for events.
     Live,
-    /// Allocations.
+    /// The recorder captures the call stacks of allocations. A snapshot shows the call stacks for live blocks
+    /// and for events.
     Allocations,
-    /// Allocations and frees.
+    /// The recorder captures the call stacks of allocations and frees.
     All,
 }
 
@@ -80,13 +82,13 @@ pub enum RecordStacks {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct RecordOptions {
-    /// How many events are kept at most (default 100,000). Each takes 64 bytes of host memory. New events
-    /// overwrite the oldest ones.
+    /// The largest number of events that the recorder keeps (default 100,000). Each event takes 64 bytes of
+    /// host memory. New events overwrite the oldest events.
     pub events: usize,
-    /// The calls for which to capture the call stack (default: none).
+    /// The calls for which the recorder captures the call stack (default: none).
     pub stacks: RecordStacks,
-    /// The actions that are not recorded, as bits (default 0). Bit `n` stands for the action at index `n` of
-    /// [`Action::ALL`].
+    /// The actions that the recorder skips, as bits (default 0). Bit `n` stands for the action at index `n`
+    /// of [`Action::ALL`].
     pub skipped: u32,
 }
 
@@ -104,18 +106,18 @@ impl Default for RecordOptions {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct RecordedEvent {
-    /// The action.
+    /// The kind of the event.
     pub action: Action,
-    /// The device of the memory.
+    /// The device that holds the memory.
     pub device: DeviceId,
-    /// The address of the block or segment. For [`Action::OutOfMemory`], it is the number of the device's
-    /// free bytes.
+    /// The address of the block or segment. For [`Action::OutOfMemory`], this field contains the number of
+    /// the device's free bytes instead.
     pub address: u64,
-    /// The requested bytes of the block, or the bytes of the segment.
+    /// The requested size of the block, or the size of the segment, in bytes.
     pub bytes: u64,
     /// The raw handle of the stream on which the block was allocated; 0 for a segment.
     pub stream: u64,
-    /// Microseconds since 1970. They never decrease.
+    /// The time of the event, in microseconds since 1970. The times never decrease.
     pub time_us: u64,
     /// The captured stack; 0 for none.
     pub(super) stack: u64,
@@ -133,10 +135,10 @@ pub(super) struct Live {
     pub(super) is_waiting: bool,
 }
 
-/// Keeps the last memory events, with the call stacks of the calls.
+/// Keeps the last memory events, with the call stacks of the recorded calls.
 ///
 /// The adaptor [`RecordingResourceAdaptor`](super::RecordingResourceAdaptor) reports its calls to a recorder.
-/// Pools report their segments. Any thread may call all methods.
+/// Pools report their segments to it. Any thread may call all methods of a recorder.
 pub struct Recorder {
     options: RecordOptions,
     source: Arc<dyn StackSource>,
@@ -164,7 +166,7 @@ impl fmt::Debug for Recorder {
 }
 
 impl Recorder {
-    /// Begins to record.
+    /// Creates a recorder, which records from now on.
     pub fn new(options: RecordOptions) -> Arc<Self> {
         let recorder =
             Arc::new(Self { options, source: source(), state: Mutex::default(), named: Mutex::default() });
@@ -173,12 +175,12 @@ impl Recorder {
         recorder
     }
 
-    /// Returns the options.
+    /// Returns the options of the recorder.
     pub fn options(&self) -> RecordOptions {
         self.options
     }
 
-    /// Forgets all events.
+    /// Removes all recorded events.
     pub fn clear(&self) {
         let mut state = self.state.lock();
         (state.oldest, state.lost) = (0, 0);
@@ -189,7 +191,7 @@ impl Recorder {
         if self.options.stacks >= least { self.source.capture() } else { 0 }
     }
 
-    /// Records that a block was allocated. Call it after the allocation, without a lock.
+    /// Records that a block was allocated. Call this method after the allocation, without a lock.
     pub fn allocated(&self, device: DeviceId, ptr: DevicePtr, bytes: u64, stream: StreamRef) {
         let (stack, stream) = (self.capture(RecordStacks::Live), stream.handle());
         let in_event = if self.options.stacks == RecordStacks::Live { 0 } else { stack };
@@ -198,26 +200,28 @@ impl Recorder {
         self.push(&mut state, event(Action::Allocate, device, ptr.address(), bytes, stream, in_event));
     }
 
-    /// Records that the program freed a block that still waits for other streams. The event names the stream
-    /// of the allocation. If the block is older than the recorder, the event names `stream`.
+    /// Records that the program freed a block, but other streams may still use the block. The event names the
+    /// stream of the allocation. If the block was allocated before the recorder began, the event names
+    /// `stream`.
     pub fn free_requested(&self, device: DeviceId, ptr: DevicePtr, bytes: u64, stream: StreamRef) {
         let stack = self.capture(RecordStacks::All);
         self.freed(device, ptr, bytes, stream, &[Action::FreeRequested], stack);
     }
 
-    /// Records that a freed block returns to its resource. Call it just before the block returns.
+    /// Records that a freed block returns to its resource. Call this method just before the block returns.
     pub fn free_completed(&self, device: DeviceId, ptr: DevicePtr, bytes: u64, stream: StreamRef) {
         self.freed(device, ptr, bytes, stream, &[Action::FreeCompleted], 0);
     }
 
-    /// Records that the program freed a block and that the block returns to its resource at once. Call it
-    /// just before the block returns.
+    /// Records that the program freed a block, and that the block returns to its resource at once. Call this
+    /// method just before the block returns.
     pub fn free(&self, device: DeviceId, ptr: DevicePtr, bytes: u64, stream: StreamRef) {
         let stack = self.capture(RecordStacks::All);
         self.freed(device, ptr, bytes, stream, &[Action::FreeRequested, Action::FreeCompleted], stack);
     }
 
-    /// Returns the requested bytes of a live block that was allocated since the recorder began.
+    /// Returns the requested bytes of a live block. Returns `None` if the block was allocated before the
+    /// recorder began.
     pub fn live_bytes(&self, device: DeviceId, ptr: DevicePtr) -> Option<u64> {
         self.state.lock().live.get(&(device, ptr.address())).map(|live| live.bytes)
     }
@@ -247,7 +251,7 @@ impl Recorder {
         }
     }
 
-    /// Records that a request ran out of memory while the device had `device_free` bytes.
+    /// Records that a request for `bytes` ran out of memory while the device had `device_free` free bytes.
     pub fn out_of_memory(&self, device: DeviceId, bytes: u64, stream: StreamRef, device_free: u64) {
         let stack = self.capture(RecordStacks::Allocations);
         let event = event(Action::OutOfMemory, device, device_free, bytes, stream.handle(), stack);
@@ -269,14 +273,15 @@ impl Recorder {
         state.lost += 1;
     }
 
-    /// Returns the events, oldest first, and the number of earlier events that were overwritten.
+    /// Returns the recorded events, oldest first, and the number of earlier events that were overwritten.
     pub fn events(&self) -> (Vec<RecordedEvent>, u64) {
         let state = self.state.lock();
         let (later, earlier) = state.ring.split_at(state.oldest);
         ([earlier, later].concat(), state.lost)
     }
 
-    /// Returns the live blocks of a device that were allocated since the recorder began, in any order.
+    /// Returns the live blocks of a device in any order. Blocks that were allocated before the recorder began
+    /// are left out.
     pub fn live_blocks(&self, device: DeviceId) -> Vec<BlockInfo> {
         let state = self.state.lock();
         let here = state.live.iter().filter(|((owner, _), _)| *owner == device);
@@ -288,8 +293,9 @@ impl Recorder {
         here.map(info).collect()
     }
 
-    /// Returns the live blocks of a device, grouped by the stack of their allocation. The largest group comes
-    /// first. Blocks from before the recorder are left out. Empty if the recorder captures no stacks.
+    /// Returns the live blocks of a device, grouped by the call stack of their allocation. The group with the
+    /// most bytes comes first. Blocks that were allocated before the recorder began are left out. The result
+    /// is empty if the recorder captures no call stacks.
     pub fn holders(&self, device: DeviceId) -> Vec<Holder> {
         if self.options.stacks == RecordStacks::Off {
             return Vec::new();

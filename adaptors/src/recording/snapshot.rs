@@ -24,7 +24,7 @@ const SMALL_SEGMENT: u64 = 2 << 20;
 /// Devices that CUDA does not number have an index below this.
 const OTHER_DEVICES: u32 = 128;
 
-/// The memory of several stacks, by device.
+/// A snapshot of the memory of several stacks, by device.
 #[derive(Debug, Default)]
 pub struct Snapshot {
     devices: BTreeMap<u32, Part>,
@@ -38,11 +38,11 @@ struct Part {
     map: MemoryMap,
 }
 
-/// Returns a snapshot of a stack's memory, as a pickle in the format of
-/// `torch.cuda.memory._dump_snapshot`. Write it to a file, and open it with PyTorch's viewer or with
+/// Returns a snapshot of a stack's memory. The snapshot is a pickle in the format of
+/// `torch.cuda.memory._dump_snapshot`. Write it to a file, and open the file with PyTorch's viewer or with
 /// `millpond-replay explain`.
 ///
-/// It lists the segments and blocks that the stack has now. If the stack has the adaptor
+/// The snapshot lists the segments and blocks that the stack has now. If the stack has the adaptor
 /// [`recording`](super::RecordingLayer), the snapshot also contains the last events with their call stacks.
 ///
 /// ```
@@ -62,15 +62,15 @@ struct Part {
 /// ```
 ///
 /// # Errors
-/// [`Unsupported`](ErrorKind::Unsupported) if no layer of the stack knows its blocks. Pools and the adaptors
-/// `tracking` and `recording` know them.
+/// [`Unsupported`](ErrorKind::Unsupported) if no layer of the stack records blocks. Pools and the adaptors
+/// `tracking` and `recording` record them.
 pub fn memory_snapshot<R: DeviceMemoryResource>(resource: &R) -> Result<Vec<u8>> {
     let recorder = find_trait::<dyn Recording>(resource).map(Recording::recorder);
     memory_snapshot_with(resource, recorder.map(|recorder| &**recorder))
 }
 
-/// Returns a snapshot of a stack's memory with the events of a recorder that is not in the stack; see
-/// [`memory_snapshot`].
+/// Returns a snapshot of a stack's memory, like [`memory_snapshot`]. The events come from a recorder outside
+/// of the stack.
 ///
 /// # Errors
 /// The errors of [`memory_snapshot`].
@@ -89,12 +89,12 @@ pub fn memory_snapshot_with<R: DeviceMemoryResource>(
 }
 
 impl Snapshot {
-    /// Returns a snapshot without memory.
+    /// Creates a snapshot that contains no memory yet.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Adds the memory of a stack, which `stack` names, on a device.
+    /// Adds the memory of one stack on a device. `stack` is the name of the stack.
     pub fn add(&mut self, device: DeviceId, stack: &str, map: MemoryMap) {
         let index = if device.is_cuda() { device.ordinal() } else { device.ordinal() % OTHER_DEVICES };
         let part =
@@ -105,7 +105,7 @@ impl Snapshot {
         }
     }
 
-    /// Returns the snapshot as a pickle, with the events of a recorder.
+    /// Returns the snapshot as a pickle. If there is a recorder, the pickle contains its events.
     pub fn to_pickle(&self, recorder: Option<&Recorder>) -> Vec<u8> {
         let events = recorder.map(|recorder| recorder.events().0).unwrap_or_default();
         let mut writer = Writer {

@@ -25,7 +25,7 @@ impl Default for RetryLayer {
 }
 
 impl RetryLayer {
-    /// The longest wait of a request, if [`timeout`](Self::timeout) sets no other time.
+    /// The longest time that a request waits, unless [`timeout`](Self::timeout) sets another time.
     pub const DEFAULT_TIMEOUT: Duration = timeout::DEFAULT_TIMEOUT;
 
     /// Creates a layer whose requests wait at most [`DEFAULT_TIMEOUT`](Self::DEFAULT_TIMEOUT).
@@ -33,7 +33,7 @@ impl RetryLayer {
         Self::default()
     }
 
-    /// Sets the longest wait of a request: up to an hour, in whole microseconds.
+    /// Sets the longest time that a request waits. The time may be up to an hour, in whole microseconds.
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.timeout = timeout;
         self

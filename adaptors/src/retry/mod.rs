@@ -1,4 +1,4 @@
-//! Waits until other threads free memory, when memory is out.
+//! When memory is out, waits until other threads free memory.
 
 pub(crate) mod layer;
 #[cfg(test)]
@@ -17,19 +17,21 @@ pub use layer::RetryLayer;
 use crate::timeout::{self, Timeout};
 use crate::waiting::{Frees, leaves_to_above};
 
-/// If the upstream is out of memory, waits until other threads free blocks, and then retries the request. The
-/// wait has a [longest time](RetryLayer::timeout).
+/// Retries requests while the upstream is out of memory. Between retries, the adaptor waits until other
+/// threads free blocks. [`timeout`](RetryLayer::timeout) limits the wait.
 ///
-/// TensorFlow's BFC allocator does the same. This suits programs whose threads hold much memory for short
-/// times. When the time is over, the request fails with the upstream's error. A request fails at once if it
-/// is [impossible](Error::is_impossible), or larger than the device's memory. If the program has a single
-/// thread, the wait is useless, because no other thread frees memory. A program can end the wait early
-/// ([`interrupt`](millpond_core::interrupt)). Then the request fails with the same error.
+/// TensorFlow's BFC allocator works in the same way. Such a wait suits programs whose threads hold much
+/// memory for short times. If the program has only one thread, the wait is useless, because no other thread
+/// frees memory.
 ///
-/// While no thread waits, a deallocation costs one extra load. A thread that waits or retries holds no lock.
-/// But if this adaptor is below [`thread_safe`](crate::ThreadSafeResourceAdaptor), the calling thread holds
-/// the lock of `thread_safe`. In that case, `thread_safe` releases its lock, and waits instead of this
-/// adaptor. Only the host waits, so a graph that is being captured is not affected.
+/// After the timeout, the request fails with the upstream's error. A request fails at once if it is
+/// [impossible](Error::is_impossible), or larger than the device's memory. A program can end the wait early
+/// ([`interrupt`](millpond_core::interrupt)). Then the request fails with the upstream's error, too.
+///
+/// While no thread waits, a deallocation costs one extra load. A thread that waits or retries holds no lock
+/// of this adaptor. But if this adaptor is below [`thread_safe`](crate::ThreadSafeResourceAdaptor), the
+/// thread would hold the lock of `thread_safe`. In that case, `thread_safe` releases its lock, and waits
+/// instead of this adaptor. Only the host waits, so a graph that is being captured is not affected.
 ///
 /// ```
 /// use std::time::Duration;
@@ -64,7 +66,7 @@ impl<R: DeviceMemoryResource> RetryResourceAdaptor<R> {
         Self { upstream, timeout, frees: Frees::default() }
     }
 
-    /// Returns the longest wait of a request.
+    /// Returns the longest time that a request waits.
     pub fn timeout(&self) -> Duration {
         self.timeout.0
     }
@@ -97,8 +99,8 @@ unsafe impl<R: DeviceMemoryResource> DeviceMemoryResource for RetryResourceAdapt
         self.frees.note();
     }
 
-    /// Two adaptors are equal if their upstreams are equal. A free through another adaptor wakes no thread
-    /// that waits in this one.
+    /// Two adaptors are equal if their upstreams are equal. If a block is freed through another adaptor, the
+    /// free does not wake threads that wait in this adaptor.
     fn is_equal(&self, other: &dyn DeviceMemoryResource) -> bool {
         downcast::<Self>(other).is_some_and(|other| self.upstream.is_equal(&other.upstream))
     }

@@ -1,19 +1,20 @@
 //! Counters of bytes and allocations.
 
-/// The live, peak and total amount of one quantity, in one level of a
-/// [`StatisticsResourceAdaptor`](super::StatisticsResourceAdaptor#levels).
+/// Counts one quantity in one level of a
+/// [`StatisticsResourceAdaptor`](super::StatisticsResourceAdaptor#levels): the live amount, its peak, and the
+/// total.
 ///
-/// The numbers are signed. A level may free more than it allocates, because blocks may be older than the
-/// level.
+/// The numbers are signed. A level may count more frees than allocations, because blocks may be older than
+/// the level.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct Counter {
-    /// The live amount (RMM's `value`).
+    /// The live amount, which RMM calls `value`.
     pub current: i64,
-    /// The highest value of `current` in the level; at least 0.
+    /// The highest value of `current` so far in the level; at least 0.
     pub peak: i64,
-    /// The sum over all allocations.
+    /// The sum over all allocations in the level.
     pub total: i64,
 }
 
@@ -34,9 +35,9 @@ impl Counter {
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct Counters {
-    /// The bytes, as requested.
+    /// Counts the requested bytes.
     pub bytes: Counter,
-    /// The number of allocations.
+    /// Counts the allocations.
     pub allocations: Counter,
     /// The number of requests that the upstream refused.
     pub failures: u64,

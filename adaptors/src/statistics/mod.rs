@@ -20,26 +20,27 @@ pub use profiler::{MemoryRecord, ProfilerRecords, ProfilerReport, ProfilerScope,
 
 use tally::Tally;
 
-/// Counts the current, peak and total bytes and allocations.
+/// Counts bytes and allocations: the live number, the peak and the total of each.
 ///
 /// The adaptor counts the bytes that callers request, before the upstream rounds them up. A request for zero
 /// bytes counts as one allocation of zero bytes, as in RMM. The adaptor counts an allocation after the
 /// upstream has returned the block, and a deallocation before it calls the upstream. So the counters never
-/// exceed the live bytes. If the upstream refuses a deallocation, the adaptor counts the block as live again.
+/// exceed the bytes that are really live. If the upstream refuses a deallocation, the adaptor counts the
+/// block as live again.
 ///
-/// The counters are exact with any number of threads, peaks included. Each thread has its own counters. It
-/// reads the counters of other threads only if the peak may rise, so threads rarely wait for each other. The
-/// adaptor holds no lock while it calls the upstream.
+/// All counters are exact with any number of threads, including the peaks. Each thread has its own counters.
+/// A thread reads the counters of other threads only if the peak may rise, so threads rarely wait for each
+/// other. The adaptor holds no lock while it calls the upstream.
 ///
 /// [`statistics`](DeviceMemoryResource::statistics) returns the upstream's statistics. If the upstream keeps
-/// none, like plain CUDA memory, it returns the counts of this adaptor, over all levels.
+/// no statistics, as in plain CUDA memory, the method returns the counts of this adaptor, over all levels.
 ///
 /// # Levels
-/// A level is a set of counters for one part of the program. If parts of the program are nested, their levels
-/// are nested, too. [`push_counters`](Self::push_counters) starts a new level with all counters at zero.
-/// [`pop_counters`](Self::pop_counters) ends the newest level, and adds its counters to the level around it.
-/// That level then has the counters that it would have without the inner level. [`ProfilerRecords`] manages
-/// levels for named parts, and prints a table of them.
+/// A level is a set of counters for one phase of the program. If phases are nested, their levels are nested,
+/// too. [`push_counters`](Self::push_counters) starts a new level with all counters at zero.
+/// [`pop_counters`](Self::pop_counters) ends the newest level, and adds its counters to the next outer level.
+/// The outer level then has the same counts as without the inner level. [`ProfilerRecords`] manages levels
+/// for named phases, and prints a table of the phases.
 ///
 /// ```
 /// use millpond_adaptors::StatisticsResourceAdaptor;
@@ -81,19 +82,19 @@ impl<R> StatisticsResourceAdaptor<R> {
         self.tally.current()
     }
 
-    /// Starts a level with all counters at zero. Returns the counters of the level around it.
+    /// Starts a new level with all counters at zero. Returns the counters of the next outer level.
     pub fn push_counters(&self) -> Counters {
         self.tally.push()
     }
 
-    /// Restarts all counters, as if the live blocks had been allocated now. Ends all levels except the
-    /// outermost.
+    /// Restarts all counters, and ends all levels except the outermost level. Afterwards, the counters show
+    /// the live blocks as if they had been allocated at this moment.
     pub fn clear_counters(&self) {
         self.tally.clear();
     }
 
-    /// Ends the newest level, adds its counters to the level around it, and returns the counters of the ended
-    /// level.
+    /// Ends the newest level, and adds its counters to the next outer level. Returns the counters of the
+    /// ended level.
     ///
     /// # Errors
     /// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) if only the outermost level is left.

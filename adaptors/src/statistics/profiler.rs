@@ -11,15 +11,16 @@ use parking_lot::Mutex;
 use super::Counters;
 use crate::AllocationCounters;
 
-/// Records the allocations of named parts of a program: how often a part ran, and its peak and total bytes.
+/// Records the allocations of named phases of a program. For each phase, records how often the phase ran, its
+/// peak bytes and its total bytes.
 ///
-/// A part is a closure, or the time between the creation and the drop of a [`scope`](Self::scope). Each part
-/// has a [level](super::StatisticsResourceAdaptor#levels) of counters in a
-/// [`StatisticsResourceAdaptor`](super::StatisticsResourceAdaptor). So parts may be nested, and an outer part
-/// also counts the allocations of its inner parts.
+/// A phase is a call of a closure, or the time between the creation and the drop of a [`scope`](Self::scope).
+/// Each phase has a [level](super::StatisticsResourceAdaptor#levels) of counters in a
+/// [`StatisticsResourceAdaptor`](super::StatisticsResourceAdaptor). Phases may be nested. An outer phase also
+/// counts the allocations of its inner phases.
 ///
-/// Levels belong to the resource, not to a thread. So a part also counts allocations that other threads make
-/// while it runs. The scope that began last must end first.
+/// Levels belong to the resource, not to a thread. So a phase also counts allocations that other threads make
+/// while the phase runs. The scope that began last must end first.
 ///
 /// ```
 /// use millpond_adaptors::StatisticsResourceAdaptor;
@@ -56,29 +57,30 @@ impl fmt::Debug for ProfilerRecords {
     }
 }
 
-/// The allocations of one part of a program.
+/// The allocations of one phase of a program.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct MemoryRecord {
-    /// The number of times that the part ran.
+    /// The number of times that the phase ran.
     pub calls: u64,
-    /// The most bytes that one run had allocated and that were live at the same time.
+    /// The highest number of live bytes in one run. Only blocks that this run allocated count.
     pub peak_bytes: u64,
-    /// The bytes that were allocated in all runs together.
+    /// The number of bytes that all runs allocated together.
     pub total_bytes: u64,
 }
 
-/// The order of a report. The largest value comes first. Equal values are ordered by name.
+/// The order of the phases in a report. The largest value comes first. Phases with equal values are ordered
+/// by name.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum ReportOrder {
-    /// By peak bytes.
+    /// The phases are ordered by their peak bytes.
     #[default]
     PeakBytes,
-    /// By total bytes.
+    /// The phases are ordered by their total bytes.
     TotalBytes,
-    /// By number of runs.
+    /// The phases are ordered by how often they ran.
     Calls,
 }
 
@@ -98,10 +100,10 @@ impl ProfilerRecords {
         Self { records: Mutex::new(BTreeMap::new()) }
     }
 
-    /// Begins a part. When the scope is dropped, the part ends and is recorded.
+    /// Begins a phase. When the returned scope is dropped, the phase ends and is recorded.
     ///
     /// `counters` is the statistics adaptor of a stack.
-    /// [`find_trait::<dyn AllocationCounters>`](millpond_core::find_trait) finds it.
+    /// [`find_trait::<dyn AllocationCounters>`](millpond_core::find_trait) finds this adaptor.
     pub fn scope<'a>(
         &'a self,
         counters: &'a dyn AllocationCounters,
@@ -111,7 +113,7 @@ impl ProfilerRecords {
         ProfilerScope { records: self, counters, name: name.into() }
     }
 
-    /// Runs a closure as a part with this name.
+    /// Runs a closure as a phase with this name.
     pub fn measure<T>(
         &self,
         counters: &dyn AllocationCounters,
@@ -122,13 +124,13 @@ impl ProfilerRecords {
         body()
     }
 
-    /// Runs a function as a part whose name is the function's path (`my_crate::train`). For a closure, it is
-    /// the path of the function that contains the closure.
+    /// Runs a function as a phase. The name of the phase is the path of the function, such as
+    /// `my_crate::train`. For a closure, the name is the path of the function that contains the closure.
     pub fn measure_function<T, F: FnOnce() -> T>(&self, counters: &dyn AllocationCounters, body: F) -> T {
         self.measure(counters, type_name::<F>().trim_end_matches("::{{closure}}"), body)
     }
 
-    /// Adds one run with these counters to the record of a part.
+    /// Adds one run with these counters to the record of a phase.
     pub fn add(&self, name: impl Into<Cow<'static, str>>, counted: &Counters) {
         let bytes = |value: i64| u64::try_from(value).unwrap_or(0);
         let name = name.into(); // the caller's code, so without the lock
@@ -139,7 +141,7 @@ impl ProfilerRecords {
         record.total_bytes = record.total_bytes.saturating_add(bytes(counted.bytes.total));
     }
 
-    /// Returns the names and records of all parts, in this order.
+    /// Returns the names and records of all phases, in this order.
     pub fn records(&self, order: ReportOrder) -> Vec<(String, MemoryRecord)> {
         let records = self.records.lock();
         let mut records: Vec<_> = records.iter().map(|(name, record)| (name.to_string(), *record)).collect();
@@ -148,7 +150,7 @@ impl ProfilerRecords {
         records
     }
 
-    /// Returns the records of all parts as a table, in this order.
+    /// Returns the records of all phases as a table, in this order.
     pub fn report(&self, order: ReportOrder) -> ProfilerReport {
         ProfilerReport { rows: self.records(order) }
     }
@@ -159,7 +161,7 @@ impl ProfilerRecords {
     }
 }
 
-/// A part of a program that is being measured; see [`ProfilerRecords::scope`].
+/// A phase that is being measured; see [`ProfilerRecords::scope`].
 #[must_use = "the part ends when the scope is dropped"]
 pub struct ProfilerScope<'a> {
     records: &'a ProfilerRecords,
@@ -185,7 +187,7 @@ impl fmt::Debug for ProfilerScope<'_> {
     }
 }
 
-/// The records of a program as a table, which [`Display`](fmt::Display) prints.
+/// A table of phases, which [`Display`](fmt::Display) prints.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ProfilerReport {
     rows: Vec<(String, MemoryRecord)>,

@@ -25,19 +25,20 @@ impl Default for ThreadSafeLayer {
 }
 
 impl ThreadSafeLayer {
-    /// The time that a call waits for another thread's call that does not end, if
-    /// [`patience`](Self::patience) sets no other time.
+    /// The longest time that a call waits for a call of another thread, unless [`patience`](Self::patience)
+    /// sets another time.
     pub const DEFAULT_PATIENCE: Duration = timeout::DEFAULT_PATIENCE;
 
-    /// Creates a layer whose calls wait at most [`DEFAULT_PATIENCE`](Self::DEFAULT_PATIENCE) for another
-    /// thread's call that does not end.
+    /// Creates a layer whose calls wait at most [`DEFAULT_PATIENCE`](Self::DEFAULT_PATIENCE) for a call of
+    /// another thread.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Sets the time that a call waits for another thread's call that does not end: up to an hour, in whole
-    /// microseconds. After this time, the waiting call fails with [`Busy`](millpond_core::ErrorKind::Busy).
-    /// Choose a time that is longer than any call below. For example, a free may wait for the device.
+    /// Sets the longest time that a call waits for a call of another thread. The time may be up to an hour,
+    /// in whole microseconds. After this time, the waiting call fails with
+    /// [`Busy`](millpond_core::ErrorKind::Busy). Choose a time that is longer than any call of the resources
+    /// below. For example, a free may wait for the device.
     pub fn patience(mut self, patience: Duration) -> Self {
         self.patience = patience;
         self

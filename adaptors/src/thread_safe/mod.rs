@@ -23,35 +23,38 @@ use gate::{Gate, Turn};
 /// How long a free waits for the call inside before it leaves the block to that call.
 const FREE_PATIENCE: Duration = Duration::from_secs(1);
 
-/// Lets one thread at a time use a resource. So threads may share the resource if `R` is `Send`.
+/// Lets one thread at a time use a resource. If `R` is `Send`, threads may share the adaptor.
 ///
-/// The adaptor guards a resource as [`Mutex`](std::sync::Mutex) guards a value. Millpond's own resources can
-/// be shared without it, and are faster without it. Use it for your own resources, and for resources that
-/// give up `Sync` to be faster.
+/// The adaptor guards a resource as [`Mutex`](std::sync::Mutex) guards a value. Threads can share millpond's
+/// own resources without this adaptor, and these resources are faster without it. Use this adaptor for your
+/// own resources, and for resources that give up `Sync` to be faster.
 ///
-/// Code below the adaptor may call the whole stack again on the same thread. For example, a failure callback
-/// may free memory. The adaptor serves such a call at once. The upstream then gets a call while another call
-/// of the same thread is in progress. This is allowed, because its methods take `&self`.
+/// Code that runs inside a resource below the adaptor may call the whole stack again on the same thread. For
+/// example, a failure callback may free memory. The adaptor serves such a call at once. The upstream then
+/// gets a call while another call of the same thread is in progress. This is allowed, because the methods of
+/// a resource take `&self`.
 ///
-/// Code below should not wait for another thread that uses the stack, because that thread waits until the
-/// call of this code ends. Calls wait at most the [patience](ThreadSafeLayer::patience), a minute by default,
-/// for another thread's call. Then they fail with [`Busy`](ErrorKind::Busy).
-/// [`statistics`](DeviceMemoryResource::statistics) then returns `None`.
+/// Code that runs inside a resource below should not wait for another thread that uses the stack. That thread
+/// would wait until the call of this code ends. A call waits at most the
+/// [patience](ThreadSafeLayer::patience), a minute by default, for a call of another thread. After this time,
+/// the waiting call fails with [`Busy`](ErrorKind::Busy). In the same case,
+/// [`statistics`](DeviceMemoryResource::statistics) returns `None`.
 ///
-/// A free never fails. If another thread's call does not end within a second, the free waits for the work of
-/// its stream. Then it leaves the block to the other thread, which frees the block at the end of its call. If
-/// the stream captures a graph, the free waits for the other call instead. A free that one thread leaves to
-/// another may panic, for example in the default hook for misuse. The other thread is not at fault, so the
-/// adaptor catches the panic and reports it through `tracing`.
+/// A free never fails. If a call of another thread does not end within a second, the free waits for the work
+/// of its stream. Then the free leaves the block to the other thread, which frees the block at the end of its
+/// call. (If the stream captures a graph, the free waits for the other call instead.) Freeing the block may
+/// panic on the other thread, for example in the default hook for misuse. The other thread's own call is not
+/// the cause, so the adaptor catches the panic and reports it through `tracing`.
 ///
-/// A layer below may wait until other threads free memory, like [`retry`](crate::RetryResourceAdaptor). It
-/// leaves this wait to the adaptor, because the adaptor can release its lock first. Printing the resource
-/// takes no lock.
+/// A layer below may wait until other threads free memory, like [`retry`](crate::RetryResourceAdaptor). Such
+/// a layer does not wait itself. This adaptor waits instead, because it can release its lock first. Printing
+/// the resource needs no lock.
 ///
-/// Only the holder of the lock may use a resource that threads may not share. So
-/// [`upstream`](DeviceMemoryResource::upstream) returns `None` for such a resource, and
-/// [`find_trait`](millpond_core::find_trait) and the memory report do not look below this adaptor. If threads
-/// may share the upstream ([`is_shareable`]), they do. They may share an
+/// If threads may not share the upstream, only the thread that holds the lock may use it. In that case,
+/// [`upstream`](DeviceMemoryResource::upstream) returns `None`. [`find_trait`](millpond_core::find_trait) and
+/// the memory report then do not look below this adaptor.
+///
+/// If threads may share the upstream ([`is_shareable`]), `upstream` returns it. Threads may share an
 /// [`AnyResource`](millpond_core::AnyResource), and a stack of millpond's resources. Your own resource or
 /// layer declares that threads may share it with [`Traits::share`] or [`Traits::share_over`].
 ///

@@ -14,15 +14,15 @@ pub struct TrackingLayer {
     pub(super) stacks: Stacks,
 }
 
-/// Whether a backtrace is captured for every allocation.
+/// Selects whether the adaptor captures a backtrace for every allocation.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 #[non_exhaustive]
 pub enum Stacks {
-    /// No backtrace is captured.
+    /// The adaptor captures no backtraces.
     #[default]
     Off,
-    /// A backtrace is captured for each allocation. This takes microseconds. The addresses in a backtrace are
-    /// resolved to names only when the backtrace is printed.
+    /// The adaptor captures a backtrace for each allocation, which takes microseconds. The addresses in a
+    /// backtrace are resolved to names only when the backtrace is printed.
     On,
 }
 
@@ -32,7 +32,7 @@ impl TrackingLayer {
         Self { stacks: Stacks::Off }
     }
 
-    /// Sets whether a backtrace is captured for every allocation.
+    /// Sets whether the adaptor captures a backtrace for every allocation.
     #[must_use]
     pub const fn stacks(mut self, stacks: Stacks) -> Self {
         self.stacks = stacks;
@@ -54,7 +54,7 @@ impl FromStr for Stacks {
 
 pub(crate) const ENTRY: LayerEntry = LayerEntry {
     name: "tracking",
-    about: "records every outstanding allocation; refuses unknown pointers, reports leaks",
+    about: "records every live allocation, refuses unknown pointers, and reports leaks",
     params: &[("stacks", "on (a backtrace for every allocation) or off (the default)")],
     kind: LayerKind::ReadLayer(read),
 };

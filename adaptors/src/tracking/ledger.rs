@@ -13,7 +13,7 @@ use super::hash::{SHARDS, shard_of};
 use super::table::{Block, Details, Table, Unknown};
 use crate::shards::Padded;
 
-/// A live allocation: it was not freed yet.
+/// An allocation that has not been freed yet.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Allocation {
@@ -23,11 +23,11 @@ pub struct Allocation {
     pub bytes: u64,
     /// The stream of the allocation.
     pub stream: StreamRef,
-    /// The number of the allocation, counted from 0, in the order in which the adaptor recorded allocations.
+    /// The number of the allocation. The adaptor counts the allocations that it records, starting from 0.
     pub sequence: u64,
-    /// The backtrace of the allocation, if [`Stacks::On`](super::Stacks::On) is set.
+    /// The backtrace of the allocation; `None` unless [`Stacks::On`](super::Stacks::On) is set.
     pub backtrace: Option<Arc<Backtrace>>,
-    /// The [tag](super::tag) of the thread that allocated the block.
+    /// The [tag](super::tag) that the thread had set when it allocated the block.
     pub tag: Option<Arc<str>>,
 }
 

@@ -1,4 +1,4 @@
-//! Tracks every live allocation.
+//! Records every live allocation, and reports leaks.
 
 mod hash;
 pub(crate) mod layer;
@@ -28,18 +28,21 @@ pub use tag::{TagGuard, tag};
 use crate::statistics::tally::Tally;
 use ledger::{Ledger, Origin};
 
-/// Records every live allocation: its address, size, stream and sequence number. With [`Stacks::On`], it also
-/// records the backtrace of the allocation.
+/// Records every live allocation: its address, size, stream and sequence number. With [`Stacks::On`], the
+/// adaptor also records the backtrace of the allocation.
 ///
-/// The adaptor refuses to free a block that is not live, or that has another size. It reports the refusal
-/// through [`misuse`], and does not call the upstream, even if the upstream could detect the error itself.
-/// The adaptor forgets a block when it is freed. So a second free of the block is reported as a foreign
-/// pointer. A request for zero bytes gets a null pointer, and is not tracked.
+/// The adaptor refuses to free a pointer if no live block starts there, or if the block has another size. It
+/// reports the refusal through [`misuse`]. It does not call the upstream, even if the upstream could detect
+/// the error itself. The adaptor removes its record of a block when the block is freed. So a second free of
+/// the block is reported as a foreign pointer. A request for zero bytes gets a null pointer, and is not
+/// recorded.
 ///
 /// The adaptor records an allocation after the upstream has returned the block. It removes the record before
 /// it frees the block to the upstream. So even if another thread gets the same address at once, the two
-/// records are never mixed up. If blocks are live when the adaptor is dropped, it reports them through
-/// `tracing` as a warning.
+/// records are never mixed up.
+///
+/// If blocks are still live when the adaptor is dropped, the adaptor reports them through `tracing` as a
+/// warning.
 ///
 /// ```
 /// use millpond_adaptors::TrackingResourceAdaptor;
@@ -94,19 +97,19 @@ impl<R: DeviceMemoryResource> Layer<R> for TrackingLayer {
 }
 
 impl<R> TrackingResourceAdaptor<R> {
-    /// Returns every live allocation, oldest first. If other threads allocate during the call, the result may
-    /// show different moments.
+    /// Returns every live allocation, oldest first. If other threads allocate during the call, the entries of
+    /// the result may come from different moments.
     pub fn outstanding(&self) -> Vec<Allocation> {
         self.tracker.ledger.outstanding()
     }
 
-    /// Returns the requested bytes of all live allocations.
+    /// Returns the sum of the requested sizes of all live allocations, in bytes.
     pub fn allocated_bytes(&self) -> u64 {
         self.tracker.ledger.bytes()
     }
 
-    /// Returns every live allocation as text, oldest first. Each has one line, followed by its backtrace if
-    /// there is one. The text is empty if no allocation is live.
+    /// Returns a text that lists every live allocation, oldest first. Each allocation has one line, followed
+    /// by its backtrace if there is one. The text is empty if no allocation is live.
     pub fn report(&self) -> String {
         text(&self.outstanding())
     }
@@ -179,13 +182,13 @@ unsafe impl<R: DeviceMemoryResource> DeviceMemoryResource for TrackingResourceAd
         }
     }
 
-    /// An adaptor is equal only to itself: another adaptor does not know the blocks of this one.
+    /// An adaptor is equal only to itself, because another adaptor does not know the blocks of this adaptor.
     fn is_equal(&self, other: &dyn DeviceMemoryResource) -> bool {
         is_same(self, other)
     }
 
-    /// Returns the upstream's statistics. If the upstream keeps none, returns the counts of this adaptor. In
-    /// both cases, adds the deallocations that this adaptor has refused.
+    /// Returns the upstream's statistics. If the upstream keeps no statistics, returns the counts of this
+    /// adaptor. In both cases, adds the deallocations that this adaptor has refused.
     fn statistics(&self) -> Option<ResourceStatistics> {
         let refused = self.tracker.refused.load(Ordering::Relaxed);
         let Some(tally) = &self.tracker.tally else {

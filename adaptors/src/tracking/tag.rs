@@ -8,8 +8,8 @@ thread_local! {
     static TAG: RefCell<Option<Arc<str>>> = const { RefCell::new(None) };
 }
 
-/// Tags the allocations of this thread until the result is dropped. The reports of a stack with `tracking`
-/// group live blocks by tag. If tags are nested, the innermost one counts.
+/// Tags the allocations of this thread until the returned guard is dropped. The reports of a stack with
+/// `tracking` group live blocks by tag. If tags are nested, the innermost tag is used.
 ///
 /// ```
 /// use millpond_adaptors::tracking::{Stacks, tag};
@@ -38,7 +38,7 @@ pub(super) fn current() -> Option<Arc<str>> {
     TAG.try_with(|tag| tag.borrow().clone()).ok().flatten()
 }
 
-/// Ends a [`tag`] when it is dropped.
+/// A guard that ends a [`tag`] when the guard is dropped.
 #[must_use = "the tag ends when this is dropped"]
 pub struct TagGuard {
     before: Option<Arc<str>>,

@@ -9,23 +9,25 @@ use millpond_core::Result;
 use super::CudaBuffer;
 use crate::{AdoptedSlice, ConversionError, DeviceBuffer, RawParts};
 
-/// Conversions of memory that cudarc allocated.
+/// Converts memory that cudarc allocated to a buffer and back.
 impl<T: Any> CudaBuffer<T, AdoptedSlice<T>> {
-    /// Takes over a slice, without a copy. The buffer stays on the slice's stream. To make a vector of it,
-    /// call [`into_vec`](Self::into_vec). To get the slice back, call [`give_back`](Self::give_back). If the
-    /// container is dropped instead, cudarc frees the memory on the slice's stream, after all work that the
-    /// container knows of.
+    /// Takes over a slice from cudarc, without a copy. The buffer stays on the slice's stream. To turn the
+    /// buffer into a vector, call [`into_vec`](Self::into_vec). To get the slice back, call
+    /// [`give_back`](Self::give_back). If the container is dropped instead, cudarc frees the memory on the
+    /// slice's stream. The memory is freed after all work that the container knows of.
     ///
-    /// If cudarc has tracked earlier uses of the slice on other streams, they happen before uses of the
-    /// container. cudarc tracks only the last read and the last write of a slice. It tracks nothing while its
-    /// event tracking is off. If the slice is on a per-thread default stream, the call waits for the device,
-    /// because cudarc does not say which thread's stream it is.
+    /// Uses of the slice on other streams run before uses of the container, if cudarc has tracked them.
+    /// cudarc tracks only the last read and the last write of a slice. While its event tracking is off,
+    /// cudarc tracks nothing.
+    ///
+    /// If the slice is on a per-thread default stream, the call waits for the device. The reason is that
+    /// cudarc does not tell which thread the stream belongs to.
     ///
     /// # Errors
     /// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) if the slice begins inside an
-    /// allocation (not at a multiple of 256 bytes), or if it belongs to a context other than the device's
-    /// primary one. Also the driver's errors, and an error of an earlier call that cudarc has stored. The
-    /// error returns the slice.
+    /// allocation (not at a multiple of 256 bytes). The same error if the slice's context is not the primary
+    /// context of the device. Also the driver's errors, and an error that cudarc has stored from an earlier
+    /// call. The returned [`ConversionError`] contains the slice.
     ///
     /// ```no_run
     /// use millpond_containers::CudaBuffer;
@@ -61,12 +63,12 @@ impl<T: Any> CudaBuffer<T, AdoptedSlice<T>> {
         Ok(Self::from_parts(buffer, stream, len))
     }
 
-    /// Returns the whole slice that was taken over, on its original stream. Work on this buffer's stream
-    /// happens before the next use of the slice on the original stream. It happens before uses on other
-    /// streams only if cudarc tracks events.
+    /// Returns the whole slice that was taken over, on its original stream. Work on this buffer's stream runs
+    /// before the next use of the slice on the original stream. If cudarc tracks events, that work also runs
+    /// before uses of the slice on other streams.
     ///
     /// # Errors
-    /// The driver's errors. The error returns this buffer.
+    /// The driver's errors. The returned [`ConversionError`] contains this buffer.
     pub fn give_back(mut self) -> Result<CudaSlice<T>, ConversionError<Self>> {
         match self.take_slice() {
             Ok(slice) => {

@@ -25,11 +25,12 @@ use crate::cuda_stream::{failed, order_tracked_uses, slice_over};
 /// }
 /// ```
 impl<T, R: DeviceMemoryResource> CudaBuffer<T, R> {
-    /// Calls `reads` with a slice over the buffer's memory, and returns the result of `reads`.
+    /// Calls `reads` with a `CudaSlice` over the buffer's memory. Returns the result of `reads`.
     ///
     /// # Errors
-    /// The driver's errors, and an error of an earlier call that cudarc has stored. If this call fails,
-    /// `reads` was not called. If an error occurs after `reads`, cudarc's next call returns it.
+    /// The driver's errors, and an error that cudarc has stored from an earlier call. If this method returns
+    /// an error, it has not called `reads`. If an error occurs after `reads` has returned, cudarc's next call
+    /// returns the error.
     ///
     /// ```no_run
     /// use millpond_containers::CudaBuffer;
@@ -51,8 +52,8 @@ impl<T, R: DeviceMemoryResource> CudaBuffer<T, R> {
         Ok(reads(&lent.slice))
     }
 
-    /// Calls `writes` with a mutable view of a slice over the buffer's memory, and returns the result of
-    /// `writes`. The view is the one that `CudaSlice::as_view_mut` returns.
+    /// Calls `writes` with a mutable view of a `CudaSlice` over the buffer's memory. Returns the result of
+    /// `writes`. The view is the result of `CudaSlice::as_view_mut`.
     ///
     /// # Errors
     /// The errors of [`lend_as_cuda_slice`](Self::lend_as_cuda_slice).
@@ -64,16 +65,16 @@ impl<T, R: DeviceMemoryResource> CudaBuffer<T, R> {
         Ok(writes(lent.slice.as_view_mut()))
     }
 
-    /// Calls `writes` with a mutable slice over the buffer's memory, and returns the result of `writes`.
-    /// Prefer [`lend_as_cuda_view_mut`](Self::lend_as_cuda_view_mut).
+    /// Calls `writes` with a mutable `CudaSlice` over the buffer's memory. Returns the result of `writes`. If
+    /// a view is enough, use the safe [`lend_as_cuda_view_mut`](Self::lend_as_cuda_view_mut).
     ///
     /// # Errors
     /// The errors of [`lend_as_cuda_slice`](Self::lend_as_cuda_slice).
     ///
     /// # Safety
     /// When `writes` returns or panics, the slice that it borrowed must be in its original place. If `writes`
-    /// has moved the slice out, as with `mem::replace`, it must move the same slice back. It must not drop
-    /// the slice, because cudarc would then free memory that belongs to the resource.
+    /// has moved the slice out, as with `mem::replace`, it must have moved the same slice back. `writes` must
+    /// not drop the slice, because cudarc would then free memory of the resource.
     pub unsafe fn lend_as_cuda_slice_mut<O>(
         &mut self,
         writes: impl FnOnce(&mut CudaSlice<T>) -> O,

@@ -19,24 +19,25 @@ use crate::cuda_events::Events;
 use crate::cuda_stream::{checked_stream, failed, is_same, order_tracked_uses, ordered, slice_over};
 use crate::{ConversionError, CudaBufferView, CudaBufferViewMut, DeviceBuffer, DeviceVec};
 
-/// Values of `T` in device memory, for programs that use cudarc. A function that accepts a `CudaSlice`
-/// through cudarc's traits also accepts this buffer. The buffer allocates its memory from a resource, and
-/// frees it to the same resource.
+/// Values of `T` in device memory, for programs that use cudarc. If a function of cudarc accepts a
+/// `CudaSlice` through a trait, it also accepts this buffer. The buffer allocates its memory from a resource,
+/// and frees the memory to the same resource.
 ///
-/// cudarc's copies, fills and kernel launches accept the buffer, and so do the libraries that cudarc wraps.
-/// The buffer keeps its stream alive. When it is dropped, it frees its memory in the order of that stream,
-/// after all uses on other streams.
+/// cudarc's copies, fills and kernel launches accept the buffer. The libraries that cudarc wraps accept it,
+/// too. The buffer keeps its stream alive. When the buffer is dropped, it frees its memory in the order of
+/// its stream, after all uses on other streams.
 ///
 /// # Several streams
 /// You can use the buffer on any stream of its device. cudarc orders the uses as for a `CudaSlice`. A read
 /// waits for the last write, and a write waits for all earlier uses. Only streams wait, never the host.
 ///
-/// This holds while cudarc tracks events (`is_managing_stream_synchronization`). cudarc does not track events
-/// for a stream that it only borrows. Without events, a copy makes the host wait, and a kernel launch orders
-/// nothing.
+/// This order exists only while cudarc tracks events (`is_managing_stream_synchronization`). cudarc does not
+/// track events for a stream that cudarc only borrows. Without events, a copy makes the host wait, and a
+/// kernel launch orders nothing.
 ///
-/// cudarc remembers only the last kernel that reads a buffer. If kernels on several other streams read the
-/// buffer, make the buffer's stream wait for these streams (`CudaStream::join`) before you write or drop it.
+/// cudarc remembers only the last kernel that reads a buffer. Several kernels on other streams may read the
+/// buffer. In this case, make the buffer's stream wait for these streams (`CudaStream::join`) before you
+/// write or drop the buffer.
 ///
 /// # Conversions
 /// - To pass a part of the buffer, use [`as_view`](Self::as_view) or [`as_view_mut`](Self::as_view_mut).
@@ -46,8 +47,8 @@ use crate::{ConversionError, CudaBufferView, CudaBufferViewMut, DeviceBuffer, De
 /// - To convert a vector to a buffer and back without a copy, use [`from_vec`](Self::from_vec) and
 ///   [`into_vec`](Self::into_vec). For a `CudaSlice`, use [`adopt`](CudaBuffer::adopt) and
 ///   [`give_back`](CudaBuffer::give_back).
-/// - To pass another container to cudarc, no conversion is needed: see [`DeviceVec::cuda_view`]. A kernel
-///   launch accepts the container itself.
+/// - To pass another container to cudarc, you need no conversion: use the container's method `cuda_view`, as
+///   in [`DeviceVec::cuda_view`]. A kernel launch accepts the container itself.
 ///
 /// ```no_run
 /// use millpond_containers::CudaBuffer;
@@ -73,12 +74,12 @@ pub struct CudaBuffer<T, R: DeviceMemoryResource = AnyResource> {
 }
 
 impl<T, R: DeviceMemoryResource> CudaBuffer<T, R> {
-    /// Allocates memory for `len` uninitialised values: the memory holds any bytes.
+    /// Allocates memory for `len` uninitialised values. Until you write the memory, it may hold any bytes.
     ///
     /// # Errors
     /// The errors of the resource. Also [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) if the
-    /// stream does not belong to the resource's device, or belongs to a context other than the device's
-    /// primary one.
+    /// stream does not belong to the resource's device, or if the stream's context is not the primary context
+    /// of the device.
     pub fn uninit(len: usize, stream: &Arc<CudaStream>, resource: R) -> Result<Self>
     where
         T: Pod,
@@ -124,14 +125,14 @@ impl<T, R: DeviceMemoryResource> CudaBuffer<T, R> {
         Ok(buffer)
     }
 
-    /// Converts a buffer of bytes to a buffer of values, without a copy. The result is on `stream`. Later
-    /// work on `stream` runs after the earlier work on the old stream.
+    /// Converts a buffer of bytes to a buffer of values, without a copy. The new buffer is on `stream`. Later
+    /// work on `stream` runs after the earlier work on the old buffer's stream.
     ///
     /// # Errors
     /// The errors of [`set_stream`](Self::set_stream). Also
     /// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) if the buffer does not hold a whole
-    /// number of values, or if its alignment is smaller than the alignment of `T`. The error returns the
-    /// buffer.
+    /// number of values, or if its alignment is smaller than the alignment of `T`. The returned
+    /// [`ConversionError`] contains the old buffer.
     pub fn from_buffer(
         buffer: DeviceBuffer<R>,
         stream: &Arc<CudaStream>,
@@ -152,14 +153,14 @@ impl<T, R: DeviceMemoryResource> CudaBuffer<T, R> {
         Self::moved(buffer, (bytes / size) as usize, stream)
     }
 
-    /// Converts a vector to a buffer, without a copy. The result is on `stream`. Later work on `stream` runs
+    /// Converts a vector to a buffer, without a copy. The buffer is on `stream`. Later work on `stream` runs
     /// after the earlier work on the vector's stream. `T` must be a type for which any bytes are a valid
     /// value, because the vector's memory may be uninitialised.
     ///
     /// To pass a vector to cudarc without converting it, use a [view](DeviceVec::cuda_view).
     ///
     /// # Errors
-    /// The errors of [`set_stream`](Self::set_stream). The error returns the vector.
+    /// The errors of [`set_stream`](Self::set_stream). The returned [`ConversionError`] contains the vector.
     pub fn from_vec(
         vec: DeviceVec<T, R>,
         stream: &Arc<CudaStream>,
@@ -188,10 +189,10 @@ impl<T, R: DeviceMemoryResource> CudaBuffer<T, R> {
     }
 
     /// Converts the buffer to a vector, without a copy. The vector is on `stream`. Later work on `stream`
-    /// runs after the earlier work on the buffer's stream, which may then be destroyed.
+    /// runs after the earlier work on the buffer's stream. The buffer's stream may then be destroyed.
     ///
     /// # Errors
-    /// The driver's errors. The error returns the buffer.
+    /// The driver's errors. The returned [`ConversionError`] contains the buffer.
     pub fn into_vec(
         mut self,
         stream: impl Into<StreamRef>,
@@ -207,22 +208,22 @@ impl<T, R: DeviceMemoryResource> CudaBuffer<T, R> {
         Self { events: OnceLock::new(), buffer, stream, len, values: PhantomData }
     }
 
-    /// Returns the memory as a buffer of bytes, and the stream of that buffer.
+    /// Returns the memory as a buffer of bytes, and the stream that this buffer uses.
     ///
     /// # Safety
-    /// The returned stream stays alive until the returned buffer is dropped, or is moved to another stream.
+    /// The returned stream stays alive until the returned buffer is dropped or gets another stream.
     pub unsafe fn into_buffer(mut self) -> (DeviceBuffer<R>, Arc<CudaStream>) {
         drop(self.events.take());
         (self.buffer, self.stream)
     }
 
-    /// Moves the buffer to another stream of the same device, and orders that stream after the previous one.
-    /// The host does not wait.
+    /// Moves the buffer to another stream of the same device. Later work on `stream` runs after the earlier
+    /// work on the previous stream. The host does not wait.
     ///
     /// # Errors
     /// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) if the stream does not belong to the
-    /// memory's device, or belongs to a context other than the device's primary one. Also the driver's
-    /// errors. After an error, the buffer keeps its previous stream.
+    /// memory's device, or if the stream's context is not the primary context of the device. Also the
+    /// driver's errors. After an error, the buffer keeps its previous stream.
     pub fn set_stream(&mut self, stream: &Arc<CudaStream>) -> Result<()> {
         // SAFETY: from here on, the buffer keeps the stream alive.
         let named = unsafe { checked_stream(stream, self.buffer.resource()) }?;
@@ -242,7 +243,7 @@ impl<T, R: DeviceMemoryResource> CudaBuffer<T, R> {
         self.len == 0
     }
 
-    /// Returns a view from which cudarc reads the values.
+    /// Returns a view with which cudarc reads the values.
     pub fn as_view(&self) -> CudaBufferView<'_, T> {
         let view = CudaBufferView::of(&self.buffer, self.len, &self.stream);
         match self.tracked() {
@@ -251,7 +252,7 @@ impl<T, R: DeviceMemoryResource> CudaBuffer<T, R> {
         }
     }
 
-    /// Returns a view in which cudarc reads and writes the values.
+    /// Returns a view with which cudarc reads and writes the values.
     pub fn as_view_mut(&mut self) -> CudaBufferViewMut<'_, T> {
         self.tracked();
         let view = CudaBufferView::of(&self.buffer, self.len, &self.stream);
@@ -323,7 +324,7 @@ impl<T, R: DeviceMemoryResource> CudaBuffer<T, R> {
         self.tracked().is_some_and(|events| events.reads.are_managed(&self.stream, stream))
     }
 
-    /// Returns the buffer's stream. The memory is freed in its order.
+    /// Returns the buffer's stream. The buffer frees its memory in the order of this stream.
     pub fn stream(&self) -> &Arc<CudaStream> {
         &self.stream
     }

@@ -13,7 +13,7 @@ use crate::{HostCopy, HostStaging, PrefetchTo};
 /// the stream once. The methods whose names end in `async` do not wait: their copies go through
 /// [staging memory](HostStaging). Call none of these methods while the stream captures a graph.
 impl<R: DeviceMemoryResource> DeviceBuffer<R> {
-    /// Allocates a buffer, and copies `data` into it.
+    /// Allocates a buffer, and copies `data` from the host to the buffer.
     ///
     /// # Errors
     /// The errors of the resource and the driver.
@@ -24,14 +24,14 @@ impl<R: DeviceMemoryResource> DeviceBuffer<R> {
         Ok(buffer)
     }
 
-    /// Allocates a buffer, and copies the contents of another buffer into it, on `stream`.
+    /// Allocates a buffer on `stream`, and copies the contents of another buffer to it.
     ///
     /// Within one device, the host does not wait. The copy runs after the earlier work on the other buffer's
-    /// stream. Later work on that stream runs after the copy. So the caller may change or drop the other
-    /// buffer at once.
+    /// stream. Later work on the other buffer's stream runs after the copy. So the caller may change or drop
+    /// the other buffer as soon as this function returns.
     ///
-    /// Between two devices, the host waits for the other buffer's stream, and then for the copy. Neither
-    /// device needs access to the other's memory.
+    /// Between two devices, the host waits for the other buffer's stream, and then for the copy. The copy
+    /// works even if neither device can access the other's memory.
     ///
     /// # Errors
     /// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) if the devices are not on one machine,
@@ -94,7 +94,7 @@ impl<R: DeviceMemoryResource> DeviceBuffer<R> {
         Ok(self)
     }
 
-    /// Overwrites the first bytes of the buffer with `data`.
+    /// Overwrites the first bytes of the buffer with `data` from the host. Waits for the copy.
     ///
     /// # Errors
     /// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) if `data` is larger than the buffer,
@@ -117,14 +117,14 @@ impl<R: DeviceMemoryResource> DeviceBuffer<R> {
         self.finish(copied, stream)
     }
 
-    /// Overwrites the first bytes of the buffer with `data`, in the order of the stored stream. The call does
-    /// not wait for the copy: it first copies `data` to staging memory, so the caller may change or drop
-    /// `data` at once.
+    /// Overwrites the first bytes of the buffer with `data`, in the order of the buffer's stream. The call
+    /// does not wait for the copy. It first copies `data` to staging memory, so the caller may change or drop
+    /// `data` as soon as the call returns.
     ///
     /// # Errors
-    /// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) if `data` is larger than the buffer, if
-    /// the staging memory belongs to another device, or if the stream captures a graph; and the driver's
-    /// errors.
+    /// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) in three cases: if `data` is larger
+    /// than the buffer, if the staging memory belongs to another device, or if the stream captures a graph.
+    /// Also the driver's errors.
     pub fn copy_from_host_async<T: Pod>(&mut self, data: &[T], staging: &HostStaging) -> Result<()> {
         self.write_async(0, data, staging)
     }
@@ -149,7 +149,7 @@ impl<R: DeviceMemoryResource> DeviceBuffer<R> {
         })
     }
 
-    /// Copies the first bytes of the buffer into `data`.
+    /// Copies the first bytes of the buffer to `data` on the host. Waits for the copy.
     ///
     /// # Errors
     /// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) if `data` is larger than the buffer,
@@ -158,7 +158,7 @@ impl<R: DeviceMemoryResource> DeviceBuffer<R> {
         self.read(0, data)
     }
 
-    /// Copies the first bytes of the buffer into `data`, and returns `data` as initialised values.
+    /// Copies the first bytes of the buffer to `data` on the host. Returns `data` as initialised values.
     ///
     /// # Errors
     /// The errors of [`copy_to_host`](Self::copy_to_host).
@@ -194,7 +194,7 @@ impl<R: DeviceMemoryResource> DeviceBuffer<R> {
         self.finish(copied, stream)
     }
 
-    /// Copies the contents to the host, and returns them as values of `T`.
+    /// Copies the contents of the buffer to the host, and returns them as values of `T`.
     ///
     /// # Errors
     /// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) if the size is not a multiple of the
@@ -208,14 +208,14 @@ impl<R: DeviceMemoryResource> DeviceBuffer<R> {
         Ok(data)
     }
 
-    /// Begins a copy of the contents to the host, as values of `T`, in the order of the stored stream. The
-    /// call does not wait: [`HostCopy::wait`] returns the values. The caller may change or drop the buffer at
-    /// once.
+    /// Begins a copy of the contents to the host, as values of `T`, in the order of the buffer's stream. The
+    /// call does not wait for the copy: [`HostCopy::wait`] waits, and returns the values. The caller may
+    /// change or drop the buffer as soon as the call returns.
     ///
     /// # Errors
-    /// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) if the size is not a multiple of the
-    /// size of `T`, if the staging memory belongs to another device, or if the stream captures a graph; and
-    /// the driver's errors.
+    /// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) in three cases: if the buffer's size is
+    /// not a multiple of the size of `T`, if the staging memory belongs to another device, or if the stream
+    /// captures a graph. Also the driver's errors.
     pub fn copy_to_host_async<T: Pod>(&self, staging: &HostStaging) -> Result<HostCopy<T>> {
         let len = self.checked_len::<T>()?;
         let (lost_its_stream, stream) = (self.lost_its_stream(), self.settled_stream()?);
@@ -268,8 +268,8 @@ impl<R: DeviceMemoryResource> DeviceBuffer<R> {
         self.call(|driver| unsafe { driver.memset_d8_async(target, 0, bytes, stream) })
     }
 
-    /// Moves the memory to the device or to the host, in the order of the stored stream, if it can be moved.
-    /// Returns whether it can be moved; see [`prefetch`](crate::prefetch).
+    /// Moves the memory to the device or to the host, in the order of the buffer's stream. Returns `false` if
+    /// this kind of memory cannot be moved; see [`prefetch`](crate::prefetch).
     ///
     /// # Errors
     /// The driver's errors.

@@ -19,21 +19,23 @@ use millpond_core::driver::call;
 
 /// A block of device memory. Dropping the buffer frees the block.
 ///
-/// The buffer allocates in the order of the stream that is passed to its constructor. Every method that takes
-/// a stream stores that stream, as in RMM's `device_buffer`. The buffer frees its block in the order of the
-/// stored stream. Unlike RMM's buffer, it makes the new stream wait on the device for the earlier work on the
-/// old stream. So its safe methods never let two streams use the memory at once.
+/// The buffer allocates its block in the order of the stream that is passed to its constructor. The buffer
+/// stores this stream. Every method with a stream argument stores the new stream instead, as in RMM's
+/// `device_buffer`. The buffer frees its block in the order of the stored stream. Unlike RMM's buffer, this
+/// buffer makes the new stream wait on the device for the earlier work on the old stream. So its safe methods
+/// never let two streams use the memory at the same time.
 ///
-/// Your own work may use the memory through [`as_ptr`](Self::as_ptr). You must order that work yourself. It
-/// must happen before any work that the buffer submits in later method calls and when it is dropped.
+/// Your own work may use the memory through [`as_ptr`](Self::as_ptr). You must order such work yourself: it
+/// must run before any work that the buffer submits later, in its methods or when it is dropped.
 ///
-/// A [`Stream`](crate::Stream) may be dropped before a buffer that stores it. A buffer that stores
-/// [`StreamRef::PER_THREAD`] may move to another thread. In both cases, no stream can wait for the earlier
-/// work on the stored stream any more. So the buffer waits for the whole device at its next use, or when it
-/// is dropped. The legacy default stream then replaces a dropped stream. A stream of another library must
-/// stay alive until the buffer stores another stream or is dropped.
+/// You may drop a [`Stream`](crate::Stream) before a buffer that stores it. You may also move a buffer that
+/// stores [`StreamRef::PER_THREAD`] to another thread. In both cases, no stream can wait for the earlier work
+/// on the stored stream any more. So the buffer waits for the whole device at its next use, or when it is
+/// dropped. If the stored stream was destroyed, the buffer then stores the legacy default stream. A stream of
+/// another library must stay alive until the buffer stores another stream or is dropped.
 ///
-/// Memory is allocated, copied and freed on the resource's device, whichever device is current on the thread.
+/// The buffer allocates, copies and frees memory on the resource's device, even if another device is current
+/// on the thread.
 ///
 /// `resize` and `reserve` allocate exactly the requested bytes, without spare capacity. If a method fails,
 /// contents, size and capacity stay unchanged.
@@ -65,16 +67,16 @@ pub struct DeviceBuffer<R: DeviceMemoryResource = AnyResource> {
     resource: R,
 }
 
-/// The parts of a [`DeviceBuffer`], without ownership of its block.
+/// The pointer, sizes, stream and resource of a [`DeviceBuffer`], without ownership of the block.
 #[expect(clippy::exhaustive_structs, reason = "a buffer needs each part")]
 pub struct RawParts<R> {
-    /// The block; null if its layout has a size of 0.
+    /// The address of the block; null if `layout` has a size of 0.
     pub ptr: DevicePtr,
     /// The size of the contents in bytes.
     pub len: u64,
     /// The layout with which the block was allocated.
     pub layout: Layout,
-    /// The stream on which to free the block.
+    /// The stream in whose order the block must be freed.
     pub stream: StreamRef,
     /// The resource that allocated the block.
     pub resource: R,
@@ -93,7 +95,7 @@ impl<R: fmt::Display> fmt::Debug for RawParts<R> {
 }
 
 impl DeviceBuffer {
-    /// Allocates `bytes` uninitialised bytes from the current device's resource.
+    /// Allocates `bytes` uninitialised bytes from the default resource of the current device.
     ///
     /// # Errors
     /// The errors of [`new`](Self::new), and an error if there is no current device.
@@ -102,7 +104,7 @@ impl DeviceBuffer {
         Self::new(bytes, stream, get_current_device_resource()?)
     }
 
-    /// Allocates a buffer from the current device's resource, and copies `data` into it.
+    /// Allocates a buffer from the default resource of the current device, and copies `data` to it.
     ///
     /// # Errors
     /// The errors of [`from_host`](Self::from_host), and an error if there is no current device.
@@ -123,7 +125,8 @@ impl<R: DeviceMemoryResource> DeviceBuffer<R> {
         Self::with_layout(Layout::new(bytes), stream, resource)
     }
 
-    /// Allocates a buffer whose first byte is at a multiple of `alignment` bytes, even after a resize.
+    /// Allocates a buffer whose first byte is at a multiple of `alignment` bytes. A resize keeps this
+    /// alignment.
     ///
     /// # Errors
     /// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) if `alignment` is not a power of two,
@@ -151,12 +154,12 @@ impl<R: DeviceMemoryResource> DeviceBuffer<R> {
         Ok(Self { ptr, len: layout.bytes(), layout, stream, stream_id: stream.id(), resource })
     }
 
-    /// Changes the size. The contents stay, up to the smaller of the old and the new size. Additional bytes
-    /// are uninitialised. If the new size exceeds the [`capacity`](Self::capacity), the buffer allocates
-    /// another block, and copies the contents on `stream`.
+    /// Changes the size of the buffer. The contents stay, up to the smaller of the old and the new size.
+    /// Additional bytes are uninitialised. If the new size exceeds the [`capacity`](Self::capacity), the
+    /// buffer allocates another block, and copies the contents on `stream`.
     ///
     /// # Errors
-    /// The errors of the resource and the driver. Contents, size and capacity then stay unchanged.
+    /// The errors of the resource and the driver. After an error, contents, size and capacity are unchanged.
     pub fn resize(&mut self, bytes: u64, stream: impl Into<StreamRef>) -> Result<()> {
         self.reserve(bytes, stream)?;
         self.len = bytes;
@@ -183,11 +186,11 @@ impl<R: DeviceMemoryResource> DeviceBuffer<R> {
         if self.len < self.capacity() { self.reallocate(self.len) } else { Ok(()) }
     }
 
-    /// Stores another stream for later work. Later work on that stream runs after the earlier work on the
-    /// previous one.
+    /// Stores another stream for later work. Later work on `stream` runs after the earlier work on the
+    /// previous stream.
     ///
     /// # Errors
-    /// The driver's errors. The buffer then keeps its previous stream.
+    /// The driver's errors. After an error, the buffer keeps its previous stream.
     pub fn set_stream(&mut self, stream: impl Into<StreamRef>) -> Result<()> {
         let stream = stream.into();
         if self.ptr.is_null() {
@@ -278,7 +281,8 @@ impl<R: DeviceMemoryResource> DeviceBuffer<R> {
         self.len == 0
     }
 
-    /// Returns the largest size in bytes to which [`resize`](Self::resize) can grow without allocating.
+    /// Returns the largest size in bytes to which [`resize`](Self::resize) can grow the buffer without
+    /// allocating.
     pub fn capacity(&self) -> u64 {
         self.layout.bytes()
     }
@@ -288,7 +292,7 @@ impl<R: DeviceMemoryResource> DeviceBuffer<R> {
         self.layout.alignment()
     }
 
-    /// Returns the stream on which the memory will be freed.
+    /// Returns the stream in whose order the buffer will free its memory.
     pub fn stream(&self) -> StreamRef {
         self.stream
     }
@@ -307,7 +311,7 @@ impl<R: DeviceMemoryResource> DeviceBuffer<R> {
         self.resource.driver()
     }
 
-    /// Returns the parts of the buffer, without freeing its memory.
+    /// Takes the buffer apart, and returns its pointer, sizes, stream and resource. The block stays live.
     pub fn into_raw_parts(self) -> RawParts<R> {
         let this = ManuallyDrop::new(self);
         RawParts {
@@ -320,8 +324,8 @@ impl<R: DeviceMemoryResource> DeviceBuffer<R> {
         }
     }
 
-    /// Replaces the resource by a type-erased handle to it. Functions that take a buffer over any resource
-    /// need this.
+    /// Replaces the buffer's resource by a type-erased handle to the same resource. Use this method to pass
+    /// the buffer to a function that accepts a `DeviceBuffer` with any resource.
     pub fn into_any(self) -> DeviceBuffer
     where
         R: Shareable,
@@ -331,12 +335,12 @@ impl<R: DeviceMemoryResource> DeviceBuffer<R> {
         DeviceBuffer { ptr, len, layout, stream, stream_id, resource: resource.into_any() }
     }
 
-    /// Makes a buffer from its parts.
+    /// Makes a buffer from the result of [`into_raw_parts`](Self::into_raw_parts).
     ///
     /// # Safety
-    /// `ptr` came from `resource` with `layout` and has no other owner, or is null and `layout` has no bytes.
-    /// `len` is at most the layout's size. All earlier uses of the block happen before the next work of
-    /// `stream`.
+    /// Either `ptr` came from `resource` with `layout` and has no other owner, or `ptr` is null and the size
+    /// of `layout` is 0. `len` is at most the size of `layout`. All earlier uses of the block run before the
+    /// next work on `stream`.
     pub unsafe fn from_raw_parts(parts: RawParts<R>) -> Self {
         let RawParts { ptr, len, layout, stream, resource } = parts;
         Self { ptr, len, layout, stream, stream_id: stream.id(), resource }
@@ -370,7 +374,7 @@ impl<R: DeviceMemoryResource> DeviceBuffer<R> {
         if self.call(|driver| driver.synchronize_beside_captures())? {
             return Ok(());
         }
-        let why = "the device cannot be waited for while a graph is captured; end the capture first";
+        let why = "the buffer cannot wait for the device while a graph is captured; end the capture first";
         Err(Error::invalid_argument(why).in_stack(&self.resource))
     }
 

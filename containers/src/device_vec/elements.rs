@@ -15,7 +15,7 @@ impl<T, R: DeviceMemoryResource> DeviceVec<T, R> {
         self.offset_of(index).map(|offset| self.as_ptr().offset(offset))
     }
 
-    /// Sets all bits of the value at `index` to zero, in the order of the stored stream. The call does not
+    /// Sets all bits of the value at `index` to zero, in the order of the vector's stream. The call does not
     /// wait.
     ///
     /// # Errors
@@ -41,7 +41,7 @@ impl<T, R: DeviceMemoryResource> DeviceVec<T, R> {
 }
 
 impl<T: Pod, R: DeviceMemoryResource> DeviceVec<T, R> {
-    /// Waits for the stream, and returns the value at `index`.
+    /// Waits for the vector's stream, and returns the value at `index`.
     ///
     /// # Errors
     /// The errors of [`element_ptr`](Self::element_ptr) and the driver's errors.
@@ -52,7 +52,7 @@ impl<T: Pod, R: DeviceMemoryResource> DeviceVec<T, R> {
         Ok(value)
     }
 
-    /// Waits for the stream, and returns the first value.
+    /// Waits for the vector's stream, and returns the first value.
     ///
     /// # Errors
     /// The errors of [`get`](Self::get). An empty vector has no first value.
@@ -60,7 +60,7 @@ impl<T: Pod, R: DeviceMemoryResource> DeviceVec<T, R> {
         self.get(0)
     }
 
-    /// Waits for the stream, and returns the last value.
+    /// Waits for the vector's stream, and returns the last value.
     ///
     /// # Errors
     /// The errors of [`get`](Self::get). An empty vector has no last value.
@@ -68,7 +68,7 @@ impl<T: Pod, R: DeviceMemoryResource> DeviceVec<T, R> {
         self.get(self.len().saturating_sub(1))
     }
 
-    /// Overwrites the value at `index`, and waits for the stream.
+    /// Overwrites the value at `index` on the device, and waits for the vector's stream.
     ///
     /// # Errors
     /// The errors of [`element_ptr`](Self::element_ptr) and the driver's errors.
@@ -77,8 +77,9 @@ impl<T: Pod, R: DeviceMemoryResource> DeviceVec<T, R> {
         self.buffer.write(offset, &[value])
     }
 
-    /// Overwrites the value at `index` in the order of the stored stream. The call does not wait for the
-    /// copy: it first copies the value to staging memory, so the caller may change or drop the value at once.
+    /// Overwrites the value at `index` in the order of the vector's stream. The call does not wait for the
+    /// copy. It first copies the value to staging memory, so the caller may change or drop `value` as soon as
+    /// the call returns.
     ///
     /// # Errors
     /// The errors of [`element_ptr`](Self::element_ptr) and of

@@ -15,10 +15,10 @@ use crate::{DeviceBuffer, HostCopy, HostStaging, PrefetchTo};
 /// Values of one type in device memory: a [`DeviceBuffer`] whose sizes are numbers of values (RMM's
 /// `device_uvector`).
 ///
-/// The rules of [`DeviceBuffer`] for streams, growth and errors also hold here. Memory that was not written
+/// The rules of [`DeviceBuffer`] for streams, growth and errors also apply to this type. Uninitialised memory
 /// may hold any bytes. So to read values on the host, `T` must be [`Pod`]: a type for which any bytes are a
-/// valid value. To fill a vector with zeros, `T` must be [`Zeroable`]. Copies keep all bits: a negative zero
-/// stays negative. If `T` is zero-sized, the program does not compile.
+/// valid value. To fill a vector with zeros, `T` must be [`Zeroable`]. Copies keep all bits: for example, a
+/// negative zero stays negative. If `T` is zero-sized, the program does not compile.
 ///
 /// ```
 /// use millpond_containers::{DeviceVec, Stream};
@@ -46,12 +46,12 @@ impl<T, R: DeviceMemoryResource> DeviceVec<T, R> {
         size_of::<T>() as u64
     };
 
-    /// Allocates `len` uninitialised values: the memory holds any bytes.
+    /// Allocates memory for `len` uninitialised values. Until you write the memory, it may hold any bytes.
     ///
     /// # Errors
     /// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) if the device cannot access the
-    /// resource's memory, [`OutOfMemory`](millpond_core::ErrorKind::OutOfMemory) if the size overflows, and
-    /// the errors of the resource.
+    /// resource's memory; [`OutOfMemory`](millpond_core::ErrorKind::OutOfMemory) if the size in bytes
+    /// overflows; and the errors of the resource.
     pub fn uninit(len: usize, stream: impl Into<StreamRef>, resource: R) -> Result<Self> {
         let stream = stream.into();
         Ok(Self::of(DeviceBuffer::with_layout(Self::layout(len)?, stream, resource)?))
@@ -71,7 +71,7 @@ impl<T, R: DeviceMemoryResource> DeviceVec<T, R> {
         Ok(vec)
     }
 
-    /// Allocates memory on the device, and copies `data` to it.
+    /// Allocates memory on the device, and copies `data` from the host to it.
     ///
     /// # Errors
     /// The errors of [`uninit`](Self::uninit) and the driver's errors.
@@ -85,7 +85,8 @@ impl<T, R: DeviceMemoryResource> DeviceVec<T, R> {
         Ok(vec)
     }
 
-    /// Copies another vector, in the order of `stream`; see [`DeviceBuffer::copy_of`].
+    /// Allocates a vector, and copies the values of another vector to it, in the order of `stream`; see
+    /// [`DeviceBuffer::copy_of`].
     ///
     /// # Errors
     /// The errors of [`DeviceBuffer::copy_of`].
@@ -97,12 +98,12 @@ impl<T, R: DeviceMemoryResource> DeviceVec<T, R> {
         Ok(Self::of(DeviceBuffer::copy_of(&other.buffer, stream, resource)?))
     }
 
-    /// Converts a buffer to a vector of the values that it holds, without a copy.
+    /// Converts a buffer of bytes to a vector of values, without a copy.
     ///
     /// # Errors
     /// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) if the buffer does not hold a whole
-    /// number of values, or if its alignment is smaller than the alignment of `T`. The buffer is then
-    /// dropped.
+    /// number of values, or if its alignment is smaller than the alignment of `T`. In these cases, the buffer
+    /// is dropped.
     pub fn from_buffer(buffer: DeviceBuffer<R>) -> Result<Self>
     where
         T: Pod,
@@ -119,18 +120,18 @@ impl<T, R: DeviceMemoryResource> DeviceVec<T, R> {
         Ok(Self::of(buffer))
     }
 
-    /// Converts the vector to a buffer of its bytes, without a copy.
+    /// Converts the vector to a buffer of bytes, without a copy.
     pub fn into_buffer(self) -> DeviceBuffer<R> {
         self.buffer
     }
 
-    /// Returns the vector as a buffer of bytes.
+    /// Returns the vector as a borrowed buffer of bytes.
     pub fn as_buffer(&self) -> &DeviceBuffer<R> {
         &self.buffer
     }
 
-    /// Replaces the resource by a type-erased handle to it. Functions that take a vector over any resource
-    /// need this.
+    /// Replaces the vector's resource by a type-erased handle to the same resource. Use this method to pass
+    /// the vector to a function that accepts a `DeviceVec` with any resource.
     pub fn into_any(self) -> DeviceVec<T>
     where
         R: Shareable,
@@ -148,13 +149,13 @@ impl<T, R: DeviceMemoryResource> DeviceVec<T, R> {
         Layout::array::<T>(len as u64)
     }
 
-    /// Changes the number of values. The existing values stay, up to the smaller number. Additional values
-    /// are uninitialised. If the new number exceeds the [`capacity`](Self::capacity), the vector allocates
-    /// another block, and copies the values on `stream`.
+    /// Changes the number of values. The existing values stay, up to the smaller of the old and the new
+    /// number. Additional values are uninitialised. If the new number exceeds the
+    /// [`capacity`](Self::capacity), the vector allocates another block, and copies the values on `stream`.
     ///
     /// # Errors
-    /// [`OutOfMemory`](millpond_core::ErrorKind::OutOfMemory) if the size overflows, and the errors of the
-    /// resource and the driver. The vector then stays as it was.
+    /// [`OutOfMemory`](millpond_core::ErrorKind::OutOfMemory) if the size in bytes overflows, and the errors
+    /// of the resource and the driver. After an error, the vector is unchanged.
     pub fn resize(&mut self, len: usize, stream: impl Into<StreamRef>) -> Result<()> {
         let stream = stream.into();
         self.buffer.resize(Self::layout(len)?.bytes(), stream)
@@ -177,11 +178,11 @@ impl<T, R: DeviceMemoryResource> DeviceVec<T, R> {
         self.buffer.shrink_to_fit(stream)
     }
 
-    /// Stores another stream for later work. Later work on that stream runs after the earlier work on the
-    /// previous one.
+    /// Stores another stream for later work. Later work on `stream` runs after the earlier work on the
+    /// previous stream.
     ///
     /// # Errors
-    /// The driver's errors. The vector then keeps its previous stream.
+    /// The driver's errors. After an error, the vector keeps its previous stream.
     pub fn set_stream(&mut self, stream: impl Into<StreamRef>) -> Result<()> {
         self.buffer.set_stream(stream)
     }
@@ -197,12 +198,13 @@ impl<T, R: DeviceMemoryResource> DeviceVec<T, R> {
         (self.buffer.len() / Self::SIZE) as usize
     }
 
-    /// Returns whether there are no values.
+    /// Returns whether the vector has no values.
     pub fn is_empty(&self) -> bool {
         self.buffer.is_empty()
     }
 
-    /// Returns the largest number of values to which [`resize`](Self::resize) can grow without allocating.
+    /// Returns the largest number of values to which [`resize`](Self::resize) can grow the vector without
+    /// allocating.
     pub fn capacity(&self) -> usize {
         (self.buffer.capacity() / Self::SIZE) as usize
     }
@@ -212,7 +214,7 @@ impl<T, R: DeviceMemoryResource> DeviceVec<T, R> {
         self.buffer.len()
     }
 
-    /// Returns the stream on which the memory will be freed.
+    /// Returns the stream in whose order the vector will free its memory.
     pub fn stream(&self) -> StreamRef {
         self.buffer.stream()
     }
@@ -227,8 +229,8 @@ impl<T, R: DeviceMemoryResource> DeviceVec<T, R> {
         self.buffer.device()
     }
 
-    /// Moves the memory to the device or to the host, if it can be moved. Returns whether it can be moved;
-    /// see [`DeviceBuffer::prefetch`].
+    /// Moves the memory to the device or to the host, in the order of the vector's stream. Returns `false` if
+    /// this kind of memory cannot be moved; see [`DeviceBuffer::prefetch`].
     ///
     /// # Errors
     /// The driver's errors.
@@ -240,7 +242,7 @@ impl<T, R: DeviceMemoryResource> DeviceVec<T, R> {
 /// Copies between the vector and the host. The methods whose names end in `async` do not wait: their copies
 /// go through [staging memory](HostStaging).
 impl<T: Pod, R: DeviceMemoryResource> DeviceVec<T, R> {
-    /// Overwrites the first values with `data`.
+    /// Overwrites the first values of the vector with `data` from the host. Waits for the copy.
     ///
     /// # Errors
     /// The errors of [`DeviceBuffer::copy_from_host`].
@@ -248,8 +250,8 @@ impl<T: Pod, R: DeviceMemoryResource> DeviceVec<T, R> {
         self.buffer.copy_from_host(data)
     }
 
-    /// Overwrites the first values with `data`, without waiting for the copy. The caller may change or drop
-    /// `data` at once.
+    /// Overwrites the first values of the vector with `data` from the host, without waiting for the copy. The
+    /// caller may change or drop `data` as soon as the call returns.
     ///
     /// # Errors
     /// The errors of [`DeviceBuffer::copy_from_host_async`].
@@ -257,7 +259,7 @@ impl<T: Pod, R: DeviceMemoryResource> DeviceVec<T, R> {
         self.buffer.copy_from_host_async(data, staging)
     }
 
-    /// Copies the first values into `data`.
+    /// Copies the first values of the vector to `data` on the host. Waits for the copy.
     ///
     /// # Errors
     /// The errors of [`DeviceBuffer::copy_to_host`].
@@ -265,8 +267,8 @@ impl<T: Pod, R: DeviceMemoryResource> DeviceVec<T, R> {
         self.buffer.copy_to_host(data)
     }
 
-    /// Begins a copy of all values to the host. The call does not wait: [`HostCopy::wait`] returns the
-    /// values.
+    /// Begins a copy of all values to the host. The call does not wait for the copy: [`HostCopy::wait`]
+    /// waits, and returns the values.
     ///
     /// # Errors
     /// The errors of [`DeviceBuffer::copy_to_host_async`].

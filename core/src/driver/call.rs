@@ -3,11 +3,11 @@
 use super::{Driver, DriverResult};
 use crate::{Error, Result};
 
-/// Calls the driver, unless an earlier error lost the device. If the call fails, records the error in the
-/// device's [`Health`](super::Health).
+/// Calls the driver through `body`, unless an earlier error lost the device. If `body` fails, records the
+/// error in the device's [`Health`](super::Health).
 ///
 /// # Errors
-/// [`ErrorKind::Poisoned`](crate::ErrorKind::Poisoned) if the device is lost, and the driver's errors.
+/// [`ErrorKind::Poisoned`](crate::ErrorKind::Poisoned) if the device is lost; otherwise the driver's errors.
 pub fn call<T>(driver: &dyn Driver, body: impl FnOnce(&dyn Driver) -> DriverResult<T>) -> Result<T> {
     let health = driver.health();
     let outcome = if health.is_lost() {
@@ -21,8 +21,8 @@ pub fn call<T>(driver: &dyn Driver, body: impl FnOnce(&dyn Driver) -> DriverResu
     outcome.map_err(|error| error.on_device(driver.device()))
 }
 
-/// Calls the driver. If the call loses the device, records this in the device's [`Health`](super::Health).
-/// The caller handles the error.
+/// Calls the driver through `body`, even if the device is lost. If the error of `body` means that the device
+/// is lost, records the loss in the device's [`Health`](super::Health). The caller handles the error.
 ///
 /// # Errors
 /// The driver's errors.

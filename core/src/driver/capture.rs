@@ -13,15 +13,16 @@ thread_local! {
     static RELAXED: Cell<Option<DeviceId>> = const { Cell::new(None) };
 }
 
-/// While this guard lives, no driver call of the calling thread ends a capture of a graph. It does not matter
-/// which thread captures.
+/// A guard that protects captures of graphs. While the guard lives, no driver call of the calling thread ends
+/// a capture, whichever thread began the capture.
 ///
-/// The guard sets the thread's [`CaptureMode`] to [`Relaxed`](CaptureMode::Relaxed). When it is dropped, it
-/// restores the previous mode. The two calls take 15 ns together on an H200
-/// (`cuThreadExchangeStreamCaptureMode`). If the thread already has a guard for the same device, a further
-/// guard makes no call. A resource holds a guard on each slow path, and none on the fast path.
+/// The guard sets the thread's [`CaptureMode`] to [`Relaxed`](CaptureMode::Relaxed). When the guard is
+/// dropped, it restores the previous mode. Setting and restoring the mode take 15 ns together on an H200
+/// (`cuThreadExchangeStreamCaptureMode`). If the thread already has a guard for the same device, another
+/// guard makes no driver call. A resource holds a guard while it makes other driver calls. A request that
+/// needs no driver call needs no guard.
 ///
-/// Some calls conflict with a capture in every mode. The guard does not help with them:
+/// Some calls conflict with a capture in every mode. The guard does not help with these calls:
 ///
 /// - waiting for the whole context;
 /// - waiting for or querying a capturing stream, or an event that was last recorded in a capture;
@@ -37,7 +38,7 @@ pub struct CaptureModeGuard<'a> {
 }
 
 impl<'a> CaptureModeGuard<'a> {
-    /// Sets the calling thread's mode to relaxed until the guard is dropped.
+    /// Sets the calling thread's capture mode to relaxed until the guard is dropped.
     ///
     /// If the driver has no capture modes, or if the device is lost, the guard does nothing.
     pub fn relaxed(driver: &'a dyn Driver) -> Self {
@@ -73,12 +74,12 @@ fn exchange(driver: &dyn Driver, mode: CaptureMode) -> Option<CaptureMode> {
     exchanged.inspect_err(|error| driver.health().note(error)).ok()
 }
 
-/// Returns whether work that is submitted to the stream now would become a part of a graph, or would end the
-/// stream's capture.
+/// Returns whether the stream is capturing a graph. If the result is `true`, new work on the stream would
+/// become a part of a graph, or would end the capture.
 ///
 /// # Errors
-/// The driver's errors. If the driver refuses the query because of a capture, the result is `Ok(true)`. If
-/// the driver does not support captures, it is `Ok(false)`.
+/// The driver's errors, with two exceptions. If the driver refuses the query because of a capture, the result
+/// is `Ok(true)`. If the driver does not support captures, the result is `Ok(false)`.
 pub fn is_capturing(driver: &dyn Driver, stream: StreamRef) -> DriverResult<bool> {
     match ask(driver, |driver| driver.stream_is_capturing(stream)) {
         Err(error) if error.is_capture_refusal() => Ok(true),
@@ -87,8 +88,8 @@ pub fn is_capturing(driver: &dyn Driver, stream: StreamRef) -> DriverResult<bool
     }
 }
 
-/// Records the event, unless the stream captures a graph. Returns whether the event was recorded. The caller
-/// guarantees that the stream is alive.
+/// Records the event on the stream, unless the stream is capturing a graph. Returns whether the event was
+/// recorded. The caller guarantees that the stream is alive.
 ///
 /// # Errors
 /// The driver's errors; [`DriverError::CAPTURED_EVENT`] if a capture began during the call.

@@ -5,9 +5,9 @@ use std::fmt;
 /// The result of a driver call.
 pub type DriverResult<T> = Result<T, DriverError>;
 
-/// An error of a driver call: CUDA's error code, and the name of the call.
+/// An error of a driver call: CUDA's error code, and the name of the function that failed.
 ///
-/// The simulated device uses the same codes.
+/// The simulated device uses the same error codes.
 ///
 /// ```
 /// use millpond_core::DriverError;
@@ -61,7 +61,7 @@ impl DriverError {
     pub const NOT_SUPPORTED: i32 = 801;
     /// `CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED`.
     pub const STREAM_CAPTURE_UNSUPPORTED: i32 = 900;
-    /// `CUDA_ERROR_STREAM_CAPTURE_INVALIDATED`: an earlier call ended the capture.
+    /// `CUDA_ERROR_STREAM_CAPTURE_INVALIDATED`: an earlier call invalidated the capture.
     pub const STREAM_CAPTURE_INVALIDATED: i32 = 901;
     /// `CUDA_ERROR_STREAM_CAPTURE_UNMATCHED`: the capture began on another stream.
     pub const STREAM_CAPTURE_UNMATCHED: i32 = 903;
@@ -69,16 +69,16 @@ impl DriverError {
     pub const STREAM_CAPTURE_UNJOINED: i32 = 904;
     /// `CUDA_ERROR_STREAM_CAPTURE_ISOLATION`.
     pub const STREAM_CAPTURE_ISOLATION: i32 = 905;
-    /// `CUDA_ERROR_STREAM_CAPTURE_IMPLICIT`: a blocking stream captures, and the call uses the legacy default
-    /// stream.
+    /// `CUDA_ERROR_STREAM_CAPTURE_IMPLICIT`: the call uses the legacy default stream while a blocking stream
+    /// captures.
     pub const STREAM_CAPTURE_IMPLICIT: i32 = 906;
     /// `CUDA_ERROR_CAPTURED_EVENT`: the event was last recorded in a capture.
     pub const CAPTURED_EVENT: i32 = 907;
     /// `CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD`.
     pub const STREAM_CAPTURE_WRONG_THREAD: i32 = 908;
-    /// A code of millpond: no CUDA driver library is installed.
+    /// No CUDA driver library is installed. This code is millpond's own.
     pub const NO_LIBRARY: i32 = -1;
-    /// A code of millpond: the installed driver does not have the function.
+    /// The installed driver does not have the function. This code is millpond's own.
     pub const NO_SYMBOL: i32 = -2;
 
     /// Creates an error with CUDA's error code `code`, returned by the function `call`.
@@ -86,14 +86,14 @@ impl DriverError {
         Self { code, call, detail: None }
     }
 
-    /// Adds a detail to the message.
+    /// Adds `detail` to the error's message.
     #[must_use]
     pub fn with_detail(mut self, detail: impl Into<String>) -> Self {
         self.detail = Some(detail.into());
         self
     }
 
-    /// Returns CUDA's error code; negative for millpond's own codes.
+    /// Returns CUDA's error code. The code is negative if it is millpond's own.
     pub const fn code(&self) -> i32 {
         self.code
     }
@@ -103,28 +103,29 @@ impl DriverError {
         self.call
     }
 
-    /// Returns whether the driver is out of memory.
+    /// Returns whether the error means that the driver is out of memory.
     pub const fn is_out_of_memory(&self) -> bool {
         self.code == Self::OUT_OF_MEMORY
     }
 
-    /// Returns whether there is no driver or no such device.
+    /// Returns whether the error means that there is no driver or no such device.
     pub const fn is_unavailable(&self) -> bool {
         matches!(self.code, Self::NO_LIBRARY | Self::NO_DEVICE | Self::INVALID_DEVICE | 34 | 999 | 803 | 804)
     }
 
-    /// Returns whether the driver or the device does not support the call.
+    /// Returns whether the error means that the driver or the device does not support the call.
     pub const fn is_unsupported(&self) -> bool {
         matches!(self.code, Self::NO_SYMBOL | Self::NOT_SUPPORTED)
     }
 
-    /// Returns whether the driver refused the call because a graph is being captured. The call may succeed
-    /// after the capture.
+    /// Returns whether the driver refused the call because a graph is being captured. The same call may
+    /// succeed after the capture.
     pub const fn is_capture_refusal(&self) -> bool {
         matches!(self.code, 900..=908)
     }
 
-    /// Returns whether the context is lost: every later call in it fails the same way.
+    /// Returns whether the error means that the context is lost. After such an error, every later call in the
+    /// context fails in the same way.
     pub const fn is_sticky(&self) -> bool {
         matches!(self.code, 4 | 214 | 220 | 226 | 700 | 702 | 709 | 710 | 714..=719 | 721)
     }

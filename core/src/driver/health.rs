@@ -5,11 +5,13 @@ use std::sync::atomic::{AtomicU8, Ordering};
 use super::DriverError;
 use crate::Error;
 
-/// Records whether a device is lost. A [sticky](DriverError::is_sticky) error loses the device for this
-/// process. A reset of the device's context loses everything that was made before.
+/// Records whether a device is lost. There are two cases. After a [sticky](DriverError::is_sticky) error,
+/// this process cannot use the device any more. After a reset of the device's context, everything that was
+/// made before the reset is lost.
 ///
-/// All resources over one opened device share this value. After the device is lost, they make no driver call
-/// that can only fail. If the device is opened again after a reset, the new driver has a new value.
+/// All resources on one opened device share one `Health`. After the device is lost, the resources skip driver
+/// calls that can only fail. If a program opens the device again after a reset, the new driver has a new
+/// `Health`.
 #[derive(Debug, Default)]
 pub struct Health {
     state: AtomicU8,
@@ -32,7 +34,7 @@ impl Health {
         self.state.load(Ordering::Relaxed) == RESET
     }
 
-    /// Records an error of the driver if it means that the device is lost.
+    /// Records that the device is lost, if `error` means this. Otherwise does nothing.
     pub fn note(&self, error: &DriverError) {
         if error.code() == DriverError::CONTEXT_IS_DESTROYED {
             self.note_reset();
@@ -53,7 +55,8 @@ impl Health {
         }
     }
 
-    /// Returns the error for a call on a lost device. It names the reason and the remedy.
+    /// Returns the error that a call on the lost device returns. The error names the reason for the loss and
+    /// the remedy.
     pub fn error(&self) -> Error {
         if self.is_reset() { Error::context_reset() } else { Error::poisoned() }
     }

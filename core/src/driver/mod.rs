@@ -1,8 +1,8 @@
-//! The interface to a device. CUDA and the simulated device implement it.
+//! Defines the interface to a device. CUDA and the simulated device implement this interface.
 //!
 //! A [`Driver`] is one device. Every call that millpond makes to CUDA goes through this trait. The simulated
-//! device implements the same trait, so the code above runs on it unchanged. The crate `millpond-driver`
-//! holds both implementations.
+//! device implements the same trait, so code that uses the trait runs unchanged on both. The crate
+//! `millpond-driver` contains both implementations.
 
 mod call;
 mod capture;
@@ -38,37 +38,40 @@ pub type DriverHandle = Arc<dyn Driver>;
 
 /// One device: its memory, streams and events.
 ///
-/// A method does the same as one function of CUDA's driver API. The name of that function is the method's
+/// Most methods do the same as one function of CUDA's driver API. The name of that function is the method's
 /// name with the prefix `cu`. No method changes the calling thread's current context.
 ///
 /// # A driver of your own
-/// Implement the methods without a default: memory, streams, events and copies. They are enough for a pool
-/// that does not map pages. A default method returns an error that [is
+/// Implement the methods without a default: memory, streams, events and copies. These methods are enough for
+/// a pool that does not map pages. The other methods have a default, which either returns an error that [is
 /// unsupported](DriverError::is_unsupported), or reports that there is no capture and no other device.
 ///
-/// An installed CUDA may lack any single function. So callers must expect that any method is unsupported.
-/// `examples/own_driver.rs` is a driver over host memory. A wrapper implements every method, and has
-/// `#[deny(clippy::missing_trait_methods)]` on the impl.
+/// An installed CUDA driver may lack any single function. So callers must expect that any method is
+/// unsupported.
+///
+/// `examples/own_driver.rs` is a driver over host memory. If your driver wraps another driver, implement
+/// every method, and put `#[deny(clippy::missing_trait_methods)]` on the impl.
 ///
 /// # Errors
 /// Every method returns the driver's error unchanged. If the installed driver lacks a function, the method
-/// returns [`DriverError::is_unsupported`] and never panics.
+/// returns an error that [is unsupported](DriverError::is_unsupported). It never panics.
 ///
 /// # Panics
-/// No driver of millpond panics. If a method of another driver panics, it must have had no effect: the
-/// resources continue as if the call had not been made.
+/// The drivers of millpond never panic. If a method of your driver panics, the method must have had no
+/// effect. The resources then continue as if the call had not been made.
 ///
 /// # Safety of the unsafe methods
-/// Unsafe methods free or access memory. The caller guarantees that pointers and handles came from this
-/// driver and are not used after they were freed. It also guarantees that ranges are in bounds, and that
-/// accesses are ordered against other work as CUDA requires.
+/// Unsafe methods free or access memory. The caller guarantees three conditions:
+/// - Pointers and handles come from this driver, and are not used after they were freed.
+/// - Ranges are in bounds.
+/// - Accesses are ordered against other work as CUDA requires.
 #[allow(clippy::missing_safety_doc)] // said once, above
 pub trait Driver: Debug + Send + Sync + 'static {
     // --- The device ---
 
     /// Returns the id of this device.
     fn device(&self) -> DeviceId;
-    /// Returns a name of the device for people to read.
+    /// Returns a name of the device that people can read.
     fn name(&self) -> String {
         self.device().to_string()
     }
@@ -81,55 +84,56 @@ pub trait Driver: Debug + Send + Sync + 'static {
         let _ = attribute;
         unsupported("cuDeviceGetAttribute")
     }
-    /// Returns the free and total bytes of the device (`cuMemGetInfo`, about 3 µs on an H200).
+    /// Returns the free and total bytes of the device's memory (`cuMemGetInfo`, about 3 µs on an H200).
     fn mem_get_info(&self) -> DriverResult<MemoryInfo>;
-    /// Returns the flag that tells whether the device is lost. The driver owns the flag, and callers record
-    /// the driver's errors in it. If the device is opened again after a reset, the new driver has a new flag.
+    /// Returns the [`Health`] of the device, which records whether the device is lost. The driver owns the
+    /// `Health`, and callers record the driver's errors in it. If a program opens the device again after a
+    /// reset, the new driver has a new `Health`.
     fn health(&self) -> &Arc<Health>;
-    /// Returns whether the device's context was reset since the device was opened (about 35 ns on an H200).
-    /// Also records a reset in [`health`](Self::health).
+    /// Returns whether the device's context was reset after the device was opened (about 35 ns on an H200).
+    /// If so, this method also records the reset in [`health`](Self::health).
     ///
     /// After a reset, every call of this driver fails with [`DriverError::CONTEXT_IS_DESTROYED`], except
     /// [`mem_unmap`](Self::mem_unmap), [`mem_release`](Self::mem_release),
     /// [`mem_address_free`](Self::mem_address_free), [`mem_free_async`](Self::mem_free_async) and
-    /// [`mem_pool_destroy`](Self::mem_pool_destroy). These calls free the things that outlive the context:
-    /// physical memory, its mappings and addresses, pools, and the blocks of pools. Everything else is gone
-    /// with the context. To go on, open the device again: `millpond_driver::open` returns a new driver.
+    /// [`mem_pool_destroy`](Self::mem_pool_destroy). These methods free objects that outlive the context:
+    /// physical memory, its mappings and addresses, pools, and the blocks of pools. All other objects are
+    /// lost with the context. To use the device again, open a new driver with `millpond_driver::open`.
     fn was_reset(&self) -> bool {
         false
     }
     /// Waits for all work on the device, including the work of destroyed streams (`cuCtxSynchronize`).
     ///
-    /// While any stream captures a graph, in any mode, this call fails and ends the capture. So call it only
-    /// if the program asks for it. A library calls
+    /// While any stream captures a graph, in any mode, this call fails and ends the capture. So a program may
+    /// call this method, but a library calls
     /// [`synchronize_beside_captures`](Self::synchronize_beside_captures) instead.
     fn synchronize(&self) -> DriverResult<()>;
     /// Waits for all work on the device, including the work of destroyed streams, without ending a capture.
-    /// It does not wait for captured operations, because they do not run yet. Returns `Ok(false)` if it
-    /// cannot wait now. Call it under a [`CaptureModeGuard`].
+    /// The method does not wait for captured operations, because they do not run during the capture. Returns
+    /// `Ok(false)` if the driver cannot wait now. Call this method under a [`CaptureModeGuard`].
     ///
-    /// CUDA has no such call. On the drivers that were measured, freeing pinned memory (`cuMemFreeHost`)
-    /// waits for all work. On these drivers, this method allocates and frees some pinned memory. On other
-    /// drivers, it first looks for captures: of streams from [`stream_create`](Self::stream_create), and of
-    /// blocking streams. If it finds a capture, it returns `Ok(false)`. Otherwise it calls
-    /// [`synchronize`](Self::synchronize).
+    /// CUDA has no function for this purpose. On the drivers that were measured, freeing pinned memory
+    /// (`cuMemFreeHost`) waits for all work. On these drivers, this method allocates and frees some pinned
+    /// memory. On other drivers, the method first looks for captures on streams from
+    /// [`stream_create`](Self::stream_create), and on blocking streams. If the method finds a capture, it
+    /// returns `Ok(false)`. Otherwise it calls [`synchronize`](Self::synchronize).
     fn synchronize_beside_captures(&self) -> DriverResult<bool> {
         self.synchronize().map(|()| true)
     }
-    /// Returns the simulated time in nanoseconds that driver calls have taken so far; `None` on a real
-    /// device.
+    /// Returns the sum of the simulated times that the driver calls have taken so far, in nanoseconds.
+    /// Returns `None` on a real device.
     fn virtual_time_ns(&self) -> Option<u64> {
         None
     }
-    /// Returns whether the device `peer` can access this device's memory (`cuDeviceCanAccessPeer`); `false`
-    /// if there is no such device.
+    /// Returns whether the device `peer` can access this device's memory (`cuDeviceCanAccessPeer`). Returns
+    /// `false` if there is no such device.
     fn can_be_accessed_by(&self, peer: DeviceId) -> DriverResult<bool> {
         let _ = peer;
         Ok(false)
     }
-    /// Returns the other devices whose primary contexts are active now and that can access this device's
-    /// memory. They are in the order of their numbers. The driver asks `cuDevicePrimaryCtxGetState`, which
-    /// takes about 25 ns for each device on an H200.
+    /// Returns the other devices that can access this device's memory, and whose primary contexts are active
+    /// now. The result is in the order of the devices' numbers. For each device, the driver calls
+    /// `cuDevicePrimaryCtxGetState`, which takes about 25 ns on an H200.
     fn active_peers(&self) -> DriverResult<Vec<DeviceId>> {
         Ok(Vec::new())
     }
@@ -150,8 +154,8 @@ pub trait Driver: Debug + Send + Sync + 'static {
         let _ = bytes;
         unsupported("cuMemAllocManaged")
     }
-    /// Frees plain or managed memory (`cuMemFree`). Waits for all work on the device, except captured work
-    /// that is not launched yet.
+    /// Frees plain or managed memory (`cuMemFree`). First waits for all work on the device, except captured
+    /// work that has not been launched.
     unsafe fn mem_free(&self, ptr: DevicePtr) -> DriverResult<()>;
     /// Returns the allocation that holds `ptr`: its base and its size in bytes (`cuMemGetAddressRange`).
     fn mem_get_address_range(&self, ptr: DevicePtr) -> DriverResult<(DevicePtr, u64)> {
@@ -163,7 +167,7 @@ pub trait Driver: Debug + Send + Sync + 'static {
         let _ = ptr;
         unsupported("cuPointerGetAttribute")
     }
-    /// Moves managed memory to the device, or to the host (`cuMemPrefetchAsync`).
+    /// Moves managed memory to the device or to the host (`cuMemPrefetchAsync`).
     unsafe fn mem_prefetch_async(
         &self,
         ptr: DevicePtr,
@@ -187,7 +191,7 @@ pub trait Driver: Debug + Send + Sync + 'static {
         let _ = (bytes, flags);
         unsupported("cuMemHostAlloc")
     }
-    /// Frees pinned host memory. First waits for all work that was submitted to the device (`cuMemFreeHost`).
+    /// Frees pinned host memory (`cuMemFreeHost`). First waits for all work that was submitted to the device.
     unsafe fn mem_free_host(&self, ptr: HostPtr) -> DriverResult<()> {
         let _ = ptr;
         unsupported("cuMemFreeHost")
@@ -208,9 +212,11 @@ pub trait Driver: Debug + Send + Sync + 'static {
         unsupported("cuMemHostGetDevicePointer")
     }
 
-    /// Allocates host memory that is not pinned, from the system's allocator, without a call of CUDA. On the
-    /// simulated device, pageable and pinned memory together are limited to the memory of the simulated host.
-    /// The device can access the memory if [`DeviceAttribute::PageableMemoryAccess`] is 1.
+    /// Allocates pageable host memory (memory that is not pinned) from the system's allocator. Makes no CUDA
+    /// call.
+    ///
+    /// The device can access the memory if [`DeviceAttribute::PageableMemoryAccess`] is 1. On a simulated
+    /// device, the sum of pageable and pinned memory cannot exceed the memory of the simulated host.
     fn pageable_alloc(&self, layout: Layout) -> DriverResult<HostPtr> {
         let refused = || DriverError::new(DriverError::OUT_OF_MEMORY, "malloc");
         let layout = layout.of_host().filter(|layout| layout.size() > 0).ok_or_else(refused)?;
@@ -218,15 +224,15 @@ pub trait Driver: Debug + Send + Sync + 'static {
         let memory = unsafe { std::alloc::alloc(layout) };
         if memory.is_null() { Err(refused()) } else { Ok(HostPtr(memory.expose_provenance())) }
     }
-    /// Frees memory from [`pageable_alloc`](Self::pageable_alloc), with the layout of its allocation. Waits
-    /// for nothing.
+    /// Frees memory from [`pageable_alloc`](Self::pageable_alloc). `layout` is the layout of the allocation.
+    /// The method does not wait for work on the device.
     unsafe fn pageable_free(&self, ptr: HostPtr, layout: Layout) {
         if let Some(layout) = layout.of_host() {
             // SAFETY: the caller guarantees that the memory came from `pageable_alloc` with this layout.
             unsafe { std::alloc::dealloc(ptr.as_mut_ptr(), layout) }
         }
     }
-    /// Returns the available and total bytes of the host's memory.
+    /// Returns the available bytes (as `free`) and the total bytes of the host's memory.
     fn host_memory_info(&self) -> DriverResult<MemoryInfo> {
         unsupported("host_memory_info")
     }
@@ -258,8 +264,8 @@ pub trait Driver: Debug + Send + Sync + 'static {
         let _ = props;
         unsupported("cuMemPoolCreate")
     }
-    /// Destroys a pool (`cuMemPoolDestroy`). The pool's blocks stay valid until they are freed. If the pool
-    /// was the device's current pool, the default pool becomes current.
+    /// Destroys a pool (`cuMemPoolDestroy`). The blocks of the pool stay valid until they are freed. If the
+    /// pool was the current pool of the device, the default pool becomes the current pool.
     unsafe fn mem_pool_destroy(&self, pool: MemPool) -> DriverResult<()> {
         let _ = pool;
         unsupported("cuMemPoolDestroy")
@@ -269,11 +275,11 @@ pub trait Driver: Debug + Send + Sync + 'static {
         unsupported("cuDeviceGetDefaultMemPool")
     }
     /// Returns the device's current pool (`cuDeviceGetMemPool`). [`mem_alloc_async`](Self::mem_alloc_async)
-    /// allocates from it.
+    /// allocates from the current pool.
     fn device_get_mem_pool(&self) -> DriverResult<MemPool> {
         unsupported("cuDeviceGetMemPool")
     }
-    /// Makes a pool of this device the current one, for the whole process (`cuDeviceSetMemPool`).
+    /// Makes a pool the current pool of this device, for the whole process (`cuDeviceSetMemPool`).
     fn device_set_mem_pool(&self, pool: MemPool) -> DriverResult<()> {
         let _ = pool;
         unsupported("cuDeviceSetMemPool")
@@ -293,7 +299,8 @@ pub trait Driver: Debug + Send + Sync + 'static {
         let _ = (location, kind);
         unsupported("cuMemGetMemPool")
     }
-    /// Makes a pool the current one for a location and a kind of memory (`cuMemSetMemPool`, since CUDA 13.0).
+    /// Makes a pool the current pool for a location and a kind of memory (`cuMemSetMemPool`, since CUDA
+    /// 13.0).
     fn mem_set_mem_pool(
         &self,
         location: MemLocation,
@@ -303,9 +310,9 @@ pub trait Driver: Debug + Send + Sync + 'static {
         let _ = (location, kind, pool);
         unsupported("cuMemSetMemPool")
     }
-    /// Sets how each of these devices may access a pool's memory (`cuMemPoolSetAccess`). The setting applies
-    /// to the memory that the pool holds now and to memory that it allocates later. The device that holds the
-    /// memory always keeps its access.
+    /// Sets the access of each of these devices to a pool's memory (`cuMemPoolSetAccess`). The setting
+    /// applies to the memory that the pool holds now, and to memory that the pool allocates later. The device
+    /// that holds the memory always keeps its access.
     fn mem_pool_set_access(
         &self,
         pool: MemPool,
@@ -315,42 +322,44 @@ pub trait Driver: Debug + Send + Sync + 'static {
         let _ = (pool, access, devices);
         unsupported("cuMemPoolSetAccess")
     }
-    /// Returns how a device may access a pool's memory (`cuMemPoolGetAccess`).
+    /// Returns the access of a device to a pool's memory (`cuMemPoolGetAccess`).
     fn mem_pool_get_access(&self, pool: MemPool, device: DeviceId) -> DriverResult<AccessFlags> {
         let _ = (pool, device);
         unsupported("cuMemPoolGetAccess")
     }
     /// Returns a file descriptor through which another process can import the pool
-    /// (`cuMemPoolExportToShareableHandle`). The pool must have been made with [`HandleTypes::POSIX_FD`]. The
-    /// caller closes the descriptor.
+    /// (`cuMemPoolExportToShareableHandle`). The pool must have been created with [`HandleTypes::POSIX_FD`].
+    /// The caller must close the descriptor.
     fn mem_pool_export_to_fd(&self, pool: MemPool) -> DriverResult<i32> {
         let _ = pool;
         unsupported("cuMemPoolExportToShareableHandle")
     }
-    /// Imports a pool from the file descriptor that [`mem_pool_export_to_fd`](Self::mem_pool_export_to_fd) of
-    /// another process returned (`cuMemPoolImportFromShareableHandle`). The caller still owns the descriptor.
-    /// An imported pool contains only the allocations that the exporter exports.
+    /// Imports a pool of another process (`cuMemPoolImportFromShareableHandle`). The file descriptor `fd`
+    /// comes from [`mem_pool_export_to_fd`](Self::mem_pool_export_to_fd) in that process. The caller still
+    /// owns the descriptor. The imported pool contains only the allocations that the other process exports.
     fn mem_pool_import_from_fd(&self, fd: i32) -> DriverResult<MemPool> {
         let _ = fd;
         unsupported("cuMemPoolImportFromShareableHandle")
     }
-    /// Describes an allocation of an exported pool, for the importing process (`cuMemPoolExportPointer`).
+    /// Returns data that describes an allocation of an exported pool (`cuMemPoolExportPointer`). A process
+    /// that imported the pool can open the allocation with this data.
     fn mem_pool_export_pointer(&self, ptr: DevicePtr) -> DriverResult<MemPoolPtrData> {
         let _ = ptr;
         unsupported("cuMemPoolExportPointer")
     }
-    /// Opens an allocation that the exporter described, and returns its address in this process
-    /// (`cuMemPoolImportPointer`). Free it in this process before the exporter frees it.
+    /// Opens an allocation that another process described, and returns its address in this process
+    /// (`cuMemPoolImportPointer`). Free the address in this process before the other process frees the
+    /// allocation.
     fn mem_pool_import_pointer(&self, pool: MemPool, data: &MemPoolPtrData) -> DriverResult<DevicePtr> {
         let _ = (pool, data);
         unsupported("cuMemPoolImportPointer")
     }
-    /// Returns the pool that holds this address; `None` if no pool holds it (`cuPointerGetAttribute`).
+    /// Returns the pool that contains this address; `None` if no pool contains it (`cuPointerGetAttribute`).
     fn pointer_mem_pool(&self, ptr: DevicePtr) -> DriverResult<Option<MemPool>> {
         let _ = ptr;
         Ok(None)
     }
-    /// Releases a pool's unused memory to the device until the pool holds `keep_bytes` (`cuMemPoolTrimTo`).
+    /// Releases unused memory of a pool to the device, until the pool holds `keep_bytes` (`cuMemPoolTrimTo`).
     fn mem_pool_trim_to(&self, pool: MemPool, keep_bytes: u64) -> DriverResult<()> {
         let _ = (pool, keep_bytes);
         unsupported("cuMemPoolTrimTo")
@@ -373,43 +382,45 @@ pub trait Driver: Debug + Send + Sync + 'static {
 
     // --- Virtual memory management ---
 
-    /// Returns the granularity of mappings: the size of each mapping is a multiple of these bytes
-    /// (`cuMemGetAllocationGranularity`).
+    /// Returns the granularity of mappings in bytes (`cuMemGetAllocationGranularity`). The size of each
+    /// mapping is a multiple of the granularity.
     fn mem_get_allocation_granularity(&self) -> DriverResult<u64> {
         unsupported("cuMemGetAllocationGranularity")
     }
-    /// Reserves addresses (`cuMemAddressReserve`).
+    /// Reserves a range of addresses (`cuMemAddressReserve`).
     fn mem_address_reserve(&self, bytes: u64, alignment: u64) -> DriverResult<DevicePtr> {
         let _ = (bytes, alignment);
         unsupported("cuMemAddressReserve")
     }
-    /// Frees a reservation (`cuMemAddressFree`).
+    /// Frees a reserved range of addresses (`cuMemAddressFree`).
     unsafe fn mem_address_free(&self, ptr: DevicePtr, bytes: u64) -> DriverResult<()> {
         let _ = (ptr, bytes);
         unsupported("cuMemAddressFree")
     }
-    /// Creates physical memory without an address (`cuMemCreate`).
+    /// Creates physical memory that has no address yet (`cuMemCreate`).
     fn mem_create(&self, bytes: u64, props: PhysicalProps) -> DriverResult<PhysicalHandle> {
         let _ = (bytes, props);
         unsupported("cuMemCreate")
     }
-    /// Releases physical memory (`cuMemRelease`). The device gets the memory back once it is mapped nowhere.
+    /// Releases physical memory (`cuMemRelease`). The memory returns to the device when no mapping of it is
+    /// left.
     unsafe fn mem_release(&self, handle: PhysicalHandle) -> DriverResult<()> {
         let _ = handle;
         unsupported("cuMemRelease")
     }
-    /// Maps the whole memory of a handle at reserved addresses (`cuMemMap`).
+    /// Maps physical memory at reserved addresses (`cuMemMap`). The mapping contains the whole memory of the
+    /// handle.
     unsafe fn mem_map(&self, ptr: DevicePtr, bytes: u64, handle: PhysicalHandle) -> DriverResult<()> {
         let _ = (ptr, bytes, handle);
         unsupported("cuMemMap")
     }
-    /// Unmaps whole mappings (`cuMemUnmap`).
+    /// Unmaps a range of addresses, which must contain only whole mappings (`cuMemUnmap`).
     unsafe fn mem_unmap(&self, ptr: DevicePtr, bytes: u64) -> DriverResult<()> {
         let _ = (ptr, bytes);
         unsupported("cuMemUnmap")
     }
-    /// Sets how each of these devices may access mapped memory (`cuMemSetAccess`). Other devices keep their
-    /// present access.
+    /// Sets the access of each of these devices to mapped memory (`cuMemSetAccess`). The access of other
+    /// devices does not change.
     unsafe fn mem_set_access(
         &self,
         ptr: DevicePtr,
@@ -421,15 +432,15 @@ pub trait Driver: Debug + Send + Sync + 'static {
         unsupported("cuMemSetAccess")
     }
     /// Returns a file descriptor through which another process can import physical memory
-    /// (`cuMemExportToShareableHandle`). The memory must have been made with [`PhysicalProps::share_fd`]. The
-    /// descriptor keeps the memory alive until the caller closes it.
+    /// (`cuMemExportToShareableHandle`). The memory must have been created with [`PhysicalProps::share_fd`].
+    /// The descriptor keeps the memory alive until the caller closes the descriptor.
     fn mem_export_to_fd(&self, handle: PhysicalHandle) -> DriverResult<i32> {
         let _ = handle;
         unsupported("cuMemExportToShareableHandle")
     }
-    /// Imports physical memory from the file descriptor that [`mem_export_to_fd`](Self::mem_export_to_fd)
-    /// returned (`cuMemImportFromShareableHandle`). The caller still owns the descriptor.
-    /// [`mem_release`](Self::mem_release) also releases imported memory.
+    /// Imports physical memory of another process (`cuMemImportFromShareableHandle`). The file descriptor
+    /// `fd` comes from [`mem_export_to_fd`](Self::mem_export_to_fd). The caller still owns the descriptor. To
+    /// release the imported memory, call [`mem_release`](Self::mem_release).
     fn mem_import_from_fd(&self, fd: i32) -> DriverResult<PhysicalHandle> {
         let _ = fd;
         unsupported("cuMemImportFromShareableHandle")
@@ -439,15 +450,14 @@ pub trait Driver: Debug + Send + Sync + 'static {
 
     /// Creates a stream (`cuStreamCreateWithPriority`).
     fn stream_create(&self, flags: StreamFlags) -> DriverResult<StreamRef>;
-    /// Destroys a stream (`cuStreamDestroy`). The work that was submitted to the stream still runs to its
-    /// end.
+    /// Destroys a stream (`cuStreamDestroy`). Work that was submitted earlier still runs to its end.
     unsafe fn stream_destroy(&self, stream: StreamRef) -> DriverResult<()>;
-    /// Returns the stream behind a raw handle, with its unique id (`cuStreamGetId`, about 33 ns).
+    /// Returns the stream with this raw handle, including its unique id (`cuStreamGetId`, about 33 ns).
     ///
-    /// If this driver did not make the stream, the method first asks whether the stream captures. During a
-    /// capture, CUDA does not report the stream's id, so the result has the id of the capture. Before CUDA
-    /// 12.0, streams have no ids. Each call then returns a new id for a stream that this driver did not make.
-    /// To name the same stream again, keep the result.
+    /// If this driver did not make the stream, the method first asks whether the stream is capturing. During
+    /// a capture, CUDA does not report the stream's id, so the result has the id of the capture instead.
+    /// Before CUDA 12.0, streams have no ids. For a stream that this driver did not make, each call then
+    /// returns a new id. To name the same stream again, keep the result.
     ///
     /// The caller guarantees that the handle names a living stream. If this driver did not make the stream,
     /// the stream must live as long as the result is [used](StreamRef::foreign).
@@ -458,27 +468,29 @@ pub trait Driver: Debug + Send + Sync + 'static {
             _ => unsupported("cuStreamGetId"),
         }
     }
-    /// Returns whether a stream of this driver was destroyed or never existed. Makes no CUDA call. The answer
+    /// Returns whether a stream of this driver was destroyed or never existed. Makes no CUDA call. The result
     /// is `false` for a default stream, and for a stream that this driver did not make.
     fn stream_is_gone(&self, stream: StreamRef) -> bool;
-    /// Waits for a stream's work (`cuStreamSynchronize`).
+    /// Waits for all work that was submitted to a stream (`cuStreamSynchronize`).
     fn stream_synchronize(&self, stream: StreamRef) -> DriverResult<()>;
-    /// Returns whether a stream's work is done (`cuStreamQuery`).
+    /// Returns whether all work that was submitted to a stream is done (`cuStreamQuery`).
     fn stream_query(&self, stream: StreamRef) -> DriverResult<bool>;
-    /// Makes a stream's later work wait for the event (`cuStreamWaitEvent`).
+    /// Makes later work on a stream wait for the event (`cuStreamWaitEvent`).
     fn stream_wait_event(&self, stream: StreamRef, event: Event) -> DriverResult<()>;
-    /// Returns whether the stream is capturing a graph (`cuStreamIsCapturing`). The call ends no capture. For
-    /// the legacy default stream, the result is [`DriverError::STREAM_CAPTURE_IMPLICIT`] if any blocking
-    /// stream captures.
+    /// Returns whether the stream is capturing a graph (`cuStreamIsCapturing`). The call does not end the
+    /// capture. If any blocking stream captures, the result for the legacy default stream is the error
+    /// [`DriverError::STREAM_CAPTURE_IMPLICIT`].
     fn stream_is_capturing(&self, stream: StreamRef) -> DriverResult<bool> {
         let _ = stream;
         Ok(false)
     }
-    /// Returns the id of the capture to which the stream belongs, unique in the process; `None` if the stream
-    /// captures nothing (`cuStreamGetCaptureInfo`). A stream that was forked into a capture also belongs to
-    /// it. The legacy default stream gives the same error as in
-    /// [`stream_is_capturing`](Self::stream_is_capturing). An invalidated capture may have no id. Then the
-    /// result is [`DriverError::STREAM_CAPTURE_INVALIDATED`].
+    /// Returns the id of the capture to which the stream belongs (`cuStreamGetCaptureInfo`). No two captures
+    /// of a process have the same id. Returns `None` if the stream is not capturing. A stream that joined the
+    /// capture of another stream belongs to the same capture.
+    ///
+    /// For the legacy default stream, the method can return the same error as
+    /// [`stream_is_capturing`](Self::stream_is_capturing). If an invalidated capture has no id, the error is
+    /// [`DriverError::STREAM_CAPTURE_INVALIDATED`].
     fn stream_capture_id(&self, stream: StreamRef) -> DriverResult<Option<u64>> {
         let _ = stream;
         Ok(None)
@@ -492,30 +504,31 @@ pub trait Driver: Debug + Send + Sync + 'static {
     unsafe fn event_destroy(&self, event: Event) -> DriverResult<()>;
     /// Records the event after all work that was submitted to the stream so far (`cuEventRecord`).
     fn event_record(&self, event: Event, stream: StreamRef) -> DriverResult<()>;
-    /// Records the event if the driver can tell that the stream is alive. Returns whether it recorded the
-    /// event.
+    /// Records the event on a stream if the driver can tell that the stream is alive. Returns whether the
+    /// driver recorded the event.
     ///
-    /// This is for callers that keep a stream from an earlier call, and cannot know whether it was destroyed
-    /// since. The driver can tell that two kinds of streams are alive: the legacy default stream, and streams
-    /// from [`stream_create`](Self::stream_create) that were not destroyed through
+    /// Use this method for a stream that you know from an earlier call and that may have been destroyed
+    /// since. The driver can tell that two kinds of streams are alive. One is the legacy default stream. The
+    /// other is a stream from [`stream_create`](Self::stream_create) that was not destroyed with
     /// [`stream_destroy`](Self::stream_destroy). No stream is destroyed between the check and the record. For
     /// a per-thread stream, and for a stream that this driver did not make, the result is `Ok(false)`.
     ///
-    /// On a capturing stream, the record would become a part of the graph. So the driver does not record, and
-    /// the result is `Ok(false)`. If a capture begins during the call, the result is
-    /// [`DriverError::CAPTURED_EVENT`]. Then record the event again before anything waits for it.
+    /// On a capturing stream, the record would become a part of the graph. So the driver does not record the
+    /// event there, and the result is `Ok(false)`. If a capture begins during the call, the result is
+    /// [`DriverError::CAPTURED_EVENT`]. In this case, record the event again before any stream or thread
+    /// waits for it.
     fn event_record_if_alive(&self, event: Event, stream: StreamRef) -> DriverResult<bool> {
         let _ = (event, stream);
         Ok(false)
     }
-    /// Returns whether all work before the event's last record is done (`cuEventQuery`).
+    /// Returns whether the work before the last record of the event is done (`cuEventQuery`).
     fn event_query(&self, event: Event) -> DriverResult<bool>;
-    /// Waits for the event (`cuEventSynchronize`).
+    /// Waits for the work before the last record of the event (`cuEventSynchronize`).
     fn event_synchronize(&self, event: Event) -> DriverResult<()>;
 
     // --- Copies and fills ---
 
-    /// Copies from host to device (`cuMemcpyHtoDAsync`).
+    /// Copies from host memory to device memory, in the order of a stream (`cuMemcpyHtoDAsync`).
     unsafe fn memcpy_htod_async(
         &self,
         dst: DevicePtr,
@@ -523,7 +536,7 @@ pub trait Driver: Debug + Send + Sync + 'static {
         bytes: u64,
         stream: StreamRef,
     ) -> DriverResult<()>;
-    /// Copies from device to host (`cuMemcpyDtoHAsync`).
+    /// Copies from device memory to host memory, in the order of a stream (`cuMemcpyDtoHAsync`).
     unsafe fn memcpy_dtoh_async(
         &self,
         dst: *mut u8,
@@ -531,7 +544,7 @@ pub trait Driver: Debug + Send + Sync + 'static {
         bytes: u64,
         stream: StreamRef,
     ) -> DriverResult<()>;
-    /// Copies within the device (`cuMemcpyDtoDAsync`).
+    /// Copies within the memory of the device, in the order of a stream (`cuMemcpyDtoDAsync`).
     unsafe fn memcpy_dtod_async(
         &self,
         dst: DevicePtr,
@@ -539,9 +552,9 @@ pub trait Driver: Debug + Send + Sync + 'static {
         bytes: u64,
         stream: StreamRef,
     ) -> DriverResult<()>;
-    /// Copies from another device to this one, on a stream of this device (`cuMemcpyPeerAsync`). Neither
-    /// device needs access to the other's memory. If the other device is not on this machine, the error is
-    /// [`DriverError::INVALID_DEVICE`].
+    /// Copies from another device to this device, in the order of a stream of this device
+    /// (`cuMemcpyPeerAsync`). The copy works even if neither device can access the other's memory. If the
+    /// other device is not on this machine, the error is [`DriverError::INVALID_DEVICE`].
     unsafe fn memcpy_peer_async(
         &self,
         dst: DevicePtr,
@@ -553,7 +566,7 @@ pub trait Driver: Debug + Send + Sync + 'static {
         let _ = (dst, src, src_device, bytes, stream);
         unsupported("cuMemcpyPeerAsync")
     }
-    /// Sets each byte of a range to a value (`cuMemsetD8Async`).
+    /// Sets each byte of a range to a value, in the order of a stream (`cuMemsetD8Async`).
     unsafe fn memset_d8_async(
         &self,
         dst: DevicePtr,
@@ -570,12 +583,13 @@ pub trait Driver: Debug + Send + Sync + 'static {
         let _ = ptr;
         unsupported("cuIpcGetMemHandle")
     }
-    /// Opens another process's allocation (`cuIpcOpenMemHandle`).
+    /// Opens an allocation of another process, and returns its address in this process
+    /// (`cuIpcOpenMemHandle`).
     fn ipc_open_mem_handle(&self, handle: &IpcMemHandle) -> DriverResult<DevicePtr> {
         let _ = handle;
         unsupported("cuIpcOpenMemHandle")
     }
-    /// Closes another process's allocation (`cuIpcCloseMemHandle`).
+    /// Closes an allocation of another process (`cuIpcCloseMemHandle`).
     unsafe fn ipc_close_mem_handle(&self, ptr: DevicePtr) -> DriverResult<()> {
         let _ = ptr;
         unsupported("cuIpcCloseMemHandle")

@@ -2,29 +2,31 @@
 
 use std::ops::BitOr;
 
-/// A pool of the driver, by its raw handle (`CUmemoryPool` as a number).
+/// The raw handle of a pool of the driver (`CUmemoryPool` as a number).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[expect(clippy::exhaustive_structs, reason = "it is the handle alone")]
 pub struct MemPool(pub u64);
 
-/// Where the memory of a pool lies (`CUmemLocation`).
+/// The location of a pool's memory (`CUmemLocation`).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 #[expect(clippy::exhaustive_enums, reason = "a driver and a layer must know each place")]
 pub enum MemLocation {
-    /// On the driver's device.
+    /// The memory of the driver's device.
     #[default]
     Device,
-    /// On the host, on any NUMA node (since CUDA 13.0).
+    /// The memory of the host, on any NUMA node (since CUDA 13.0).
     Host,
-    /// On this NUMA node of the host (since CUDA 12.2).
+    /// The memory of one NUMA node of the host (since CUDA 12.2).
     HostNuma(i32),
-    /// On the NUMA node next to the calling thread. CUDA knows this location, but refuses pools there.
+    /// The memory of the NUMA node that is nearest to the calling thread. CUDA defines this location, but
+    /// refuses pools there.
     HostNumaCurrent,
 }
 
 impl MemLocation {
-    /// Converts the type and the id of a location, as CUDA reports them for a pool of the driver's device.
-    /// Returns `None` for a location that this version of millpond does not know.
+    /// Returns the location with CUDA's number `kind` of its type, and with CUDA's `id`. CUDA reports these
+    /// numbers for a pool of the driver's device. Returns `None` for a location that this version of millpond
+    /// does not know.
     pub const fn from_cuda(kind: u64, id: u64) -> Option<Self> {
         match kind {
             1 => Some(Self::Device),
@@ -51,7 +53,7 @@ impl MemLocation {
     }
 }
 
-/// The kind of a pool's memory (`CUmemAllocationType`).
+/// The kind of memory in a pool (`CUmemAllocationType`).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 #[expect(clippy::exhaustive_enums, reason = "a driver and a layer must know each kind")]
 pub enum MemAllocationType {
@@ -72,8 +74,8 @@ impl MemAllocationType {
     }
 }
 
-/// A set of kinds of handles (`CUmemAllocationHandleType`). A pool is exported to other processes through
-/// such a handle.
+/// A set of handle types (`CUmemAllocationHandleType`). A handle of such a type exports a pool to other
+/// processes.
 ///
 /// ```
 /// use millpond_core::driver::HandleTypes;
@@ -86,7 +88,7 @@ impl MemAllocationType {
 pub struct HandleTypes(u32);
 
 impl HandleTypes {
-    /// No handles: the pool is for this process alone.
+    /// The empty set: other processes cannot import the pool.
     pub const NONE: Self = Self(0);
     /// POSIX file descriptors.
     pub const POSIX_FD: Self = Self(1);
@@ -97,12 +99,12 @@ impl HandleTypes {
     /// Fabric handles, which other machines can import (since CUDA 12.3).
     pub const FABRIC: Self = Self(8);
 
-    /// Returns the set whose bits in CUDA are `bits`.
+    /// Returns the set that CUDA represents by `bits`.
     pub const fn from_bits(bits: u32) -> Self {
         Self(bits)
     }
 
-    /// Returns the bits of the set in CUDA.
+    /// Returns the bits by which CUDA represents the set.
     pub const fn bits(self) -> u32 {
         self.0
     }
@@ -112,7 +114,7 @@ impl HandleTypes {
         self.0 == 0
     }
 
-    /// Returns whether the set contains all kinds of `other`.
+    /// Returns whether the set contains all handle types of `other`.
     pub const fn contains(self, other: Self) -> bool {
         self.0 & other.0 == other.0
     }
@@ -130,13 +132,15 @@ impl BitOr for HandleTypes {
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 #[non_exhaustive]
 pub struct MemPoolProps {
-    /// Where the memory lies.
+    /// The location of the memory.
     pub location: MemLocation,
     /// The kind of the memory.
     pub kind: MemAllocationType,
-    /// The kinds of handles through which other processes can import the pool. Managed memory supports none.
+    /// The handle types through which other processes can import the pool. A pool of managed memory supports
+    /// no handles.
     pub handles: HandleTypes,
-    /// The most bytes that the pool may hold; 0 for no limit (since CUDA 12.2, not for managed memory).
+    /// The most bytes that the pool may hold; 0 for no limit. CUDA supports a limit since version 12.2, but
+    /// not for managed memory.
     pub max_bytes: u64,
     /// Whether the device's decompression engine can use the memory (since CUDA 12.8).
     pub hw_decompress: bool,
@@ -152,48 +156,50 @@ impl MemPoolProps {
     }
 }
 
-/// An attribute of a driver's pool (`CUmemPool_attribute`).
+/// An attribute of a pool of the driver (`CUmemPool_attribute`).
 ///
-/// The attributes from [`AllocationType`](Self::AllocationType) on are read-only. CUDA knows them since
-/// version 13.2. An older driver returns [`DriverError::INVALID_VALUE`](super::DriverError::INVALID_VALUE).
+/// The attributes from [`AllocationType`](Self::AllocationType) on are read-only, and need CUDA 13.2. An
+/// older driver returns [`DriverError::INVALID_VALUE`](super::DriverError::INVALID_VALUE) for them.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[non_exhaustive]
 pub enum MemPoolAttribute {
-    /// Whether the pool may reuse memory that another stream freed, if an event dependency orders the free
-    /// before the request (0 or 1).
+    /// Whether a stream may reuse memory that another stream freed (0 or 1), if an event dependency orders
+    /// the free before the request.
     ReuseFollowEventDependencies,
-    /// Whether the pool may reuse memory whose free has completed on the device (0 or 1).
+    /// Whether a stream may reuse memory that another stream freed (0 or 1), if the free has completed on the
+    /// device.
     ReuseAllowOpportunistic,
-    /// Whether the pool may insert dependencies between streams to reuse memory (0 or 1).
+    /// Whether the pool may make one stream wait for another, in order to reuse memory (0 or 1).
     ReuseAllowInternalDependencies,
-    /// The bytes that the pool keeps when a stream, an event or the device is synchronised. The pool gives
-    /// back memory beyond these bytes.
+    /// The number of bytes that the pool keeps when a stream, an event or the device is synchronised. The
+    /// pool releases unused memory above this number.
     ReleaseThreshold,
-    /// The bytes that the pool holds now; read-only.
+    /// The number of bytes that the pool holds now; read-only.
     ReservedMemCurrent,
-    /// The peak of the bytes that the pool held. If it is set to 0, it restarts from the bytes that the pool
-    /// holds now.
+    /// The highest number of bytes that the pool has held. Setting this attribute to 0 restarts it from the
+    /// bytes that the pool holds now.
     ReservedMemHigh,
-    /// The live bytes now; read-only.
+    /// The number of live bytes now; read-only.
     UsedMemCurrent,
-    /// The peak of live bytes. If it is set to 0, it restarts from the live bytes now.
+    /// The highest number of live bytes so far. Setting this attribute to 0 restarts it from the live bytes
+    /// now.
     UsedMemHigh,
-    /// CUDA's number of the [`MemAllocationType`].
+    /// CUDA's number of the pool's [`MemAllocationType`].
     AllocationType,
-    /// The bits of the [`HandleTypes`]; 0 for an imported pool.
+    /// The bits of the pool's [`HandleTypes`]; 0 for an imported pool.
     ExportHandleTypes,
-    /// The id of the location: the number of the device or of the NUMA node.
+    /// The id of the memory's location: the number of the device or of the NUMA node.
     LocationId,
-    /// CUDA's number of the location's type; see [`MemLocation::from_cuda`].
+    /// CUDA's number of the type of the memory's location; see [`MemLocation::from_cuda`].
     LocationType,
-    /// The most bytes the pool may hold; 0 for no limit.
+    /// The most bytes that the pool may hold; 0 for no limit.
     MaxPoolSize,
-    /// Whether the decompression engine can use the memory (0 or 1).
+    /// Whether the device's decompression engine can use the memory (0 or 1).
     HwDecompressEnabled,
 }
 
-/// Describes an allocation of an exported pool to the process that imported the pool. The 64 bytes are opaque
-/// (`CUmemPoolPtrExportData`).
+/// Describes an allocation of an exported pool (`CUmemPoolPtrExportData`). A process that imported the pool
+/// opens the allocation with this value. The 64 bytes are opaque.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[expect(clippy::exhaustive_structs, reason = "CUDA fixes its bytes")]
 pub struct MemPoolPtrData(pub [u8; 64]);

@@ -1,13 +1,13 @@
 //! The values that driver calls take and return.
 
-/// Free and total memory in bytes.
+/// The free and total memory of a device or of the host, in bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[expect(clippy::exhaustive_structs, reason = "free and total is all that CUDA knows")]
 pub struct MemoryInfo {
-    /// Free bytes.
+    /// The number of free bytes.
     pub free: u64,
-    /// Total bytes.
+    /// The number of total bytes.
     pub total: u64,
 }
 
@@ -21,7 +21,7 @@ pub enum DeviceAttribute {
     ComputeCapabilityMajor,
     /// The minor number of the compute capability.
     ComputeCapabilityMinor,
-    /// Whether the device supports stream-ordered allocation and its pools (0 or 1).
+    /// Whether the device supports stream-ordered allocation from CUDA's memory pools (0 or 1).
     MemoryPoolsSupported,
     /// Whether the device supports virtual memory management (0 or 1).
     VirtualMemoryManagementSupported,
@@ -37,11 +37,10 @@ pub enum DeviceAttribute {
     IpcEventSupported,
     /// Whether physical memory can be shared through POSIX file descriptors (0 or 1).
     PosixFdHandlesSupported,
-    /// Whether other hardware can access physical memory through GPUDirect RDMA, if the memory is made with
-    /// [`PhysicalProps::rdma`] (0 or 1).
+    /// Whether other hardware can access physical memory through GPUDirect RDMA (0 or 1). The memory must be
+    /// created with [`PhysicalProps::rdma`].
     RdmaOfPhysicalMemorySupported,
-    /// The bits of [`HandleTypes`](super::HandleTypes): the kinds of handles through which pools can be
-    /// exported.
+    /// The bits of [`HandleTypes`](super::HandleTypes): the handle types with which pools can be exported.
     MemPoolSupportedHandleTypes,
 }
 
@@ -59,13 +58,13 @@ pub enum MemoryKind {
     Unknown,
 }
 
-/// How a stream behaves.
+/// The properties of a new stream.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 #[non_exhaustive]
 pub struct StreamFlags {
     /// Whether the stream runs without synchronising with the legacy default stream.
     pub non_blocking: bool,
-    /// The priority. Work of streams with lower numbers runs first; 0 is the default.
+    /// The priority of the stream. Work of streams with lower numbers runs first; 0 is the default.
     pub priority: i32,
 }
 
@@ -78,7 +77,7 @@ impl StreamFlags {
     crate::setters! { non_blocking: bool, priority: i32 }
 }
 
-/// An event, by its raw handle.
+/// The raw handle of an event.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[expect(clippy::exhaustive_structs, reason = "it is the handle alone")]
 pub struct Event(pub u64);
@@ -89,7 +88,7 @@ pub struct Event(pub u64);
 pub struct EventFlags {
     /// Whether each record of the event also stores the time. This makes records slower.
     pub timing: bool,
-    /// Whether a thread that waits for the event sleeps instead of spinning.
+    /// Whether a waiting thread sleeps. If this is `false`, the thread spins.
     pub blocking_sync: bool,
 }
 
@@ -97,7 +96,7 @@ impl EventFlags {
     crate::setters! { timing: bool, blocking_sync: bool }
 }
 
-/// Physical memory without an address, by its raw handle.
+/// The raw handle of physical memory. Physical memory has no address until it is mapped.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[expect(clippy::exhaustive_structs, reason = "it is the handle alone")]
 pub struct PhysicalHandle(pub u64);
@@ -116,19 +115,19 @@ impl PhysicalProps {
     crate::setters! { share_fd: bool, rdma: bool }
 }
 
-/// The access that a mapping allows.
+/// The access that a device has to memory.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[expect(clippy::exhaustive_enums, reason = "a driver must know each, and CUDA fixes them")]
 pub enum AccessFlags {
-    /// No access.
+    /// The device cannot access the memory.
     None,
-    /// Reading.
+    /// The device can read the memory.
     Read,
-    /// Reading and writing.
+    /// The device can read and write the memory.
     ReadWrite,
 }
 
-/// Advice on managed memory.
+/// Tells the driver how managed memory will be used.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[non_exhaustive]
 pub enum MemAdvice {
@@ -136,9 +135,10 @@ pub enum MemAdvice {
     PreferDevice,
     /// Keep the memory on the host if possible.
     PreferHost,
-    /// The memory is mostly read.
+    /// Most accesses to the memory are reads.
     ReadMostly,
-    /// The device will access the memory, so keep it mapped there.
+    /// The device will access the memory, so the driver keeps the memory mapped in the device's address
+    /// space.
     AccessedByDevice,
 }
 
@@ -146,7 +146,7 @@ pub enum MemAdvice {
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 #[non_exhaustive]
 pub struct HostFlags {
-    /// Whether the memory is pinned for every context.
+    /// Whether the memory counts as pinned in every CUDA context.
     pub portable: bool,
     /// Whether the memory is mapped into the device's address space.
     pub mapped: bool,
@@ -158,7 +158,7 @@ impl HostFlags {
     crate::setters! { portable: bool, mapped: bool, write_combined: bool }
 }
 
-/// An address in host memory. It is a number, so that threads can pass it on.
+/// An address in host memory. The address is a number, so that threads can pass it to each other.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 #[expect(clippy::exhaustive_structs, reason = "it is the address alone")]
 pub struct HostPtr(pub usize);
@@ -170,29 +170,32 @@ impl HostPtr {
     }
 }
 
-/// CUDA's handle through which another process opens an allocation. The 64 bytes are opaque.
+/// CUDA's handle with which another process opens an allocation. The 64 bytes are opaque.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[expect(clippy::exhaustive_structs, reason = "CUDA fixes its bytes")]
 pub struct IpcMemHandle(pub [u8; 64]);
 
-/// The capture mode of a capture or of a thread. The mode of a capture and the mode of a thread together
-/// decide which driver calls the capture forbids to the thread (`CUstreamCaptureMode`).
+/// The capture mode of a capture or of a thread (`CUstreamCaptureMode`). The mode of a capture and the mode
+/// of a thread together decide which driver calls the thread must not make during the capture.
 ///
-/// While a graph is captured, some driver calls are unsafe: allocating and freeing plain memory, waiting for
-/// streams and events, and querying streams and events. A capture can forbid these calls to a thread. If the
-/// thread makes such a call, the driver refuses the call, and ends the captures that forbid it. A capture
-/// forbids the call if neither the capture nor the thread is relaxed, and one of these is true:
+/// Some driver calls are unsafe while a graph is captured: allocating and freeing plain memory, waiting for
+/// streams and events, and querying streams and events. A capture can forbid unsafe calls to a thread. If the
+/// thread makes such a call, the driver refuses the call, and ends the captures that forbid it.
+///
+/// A relaxed capture forbids nothing, and nothing is forbidden to a relaxed thread. In all other cases, a
+/// capture forbids unsafe calls to a thread if one of these is true:
 /// - the thread itself began the capture;
 /// - the capture and the thread are both global.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 #[expect(clippy::exhaustive_enums, reason = "a driver must know each, and CUDA fixes them")]
 pub enum CaptureMode {
-    /// A capture in this mode forbids unsafe calls to all threads in this mode, and to the thread that began
-    /// it. Each thread starts in this mode, and `torch.cuda.graph` uses it.
+    /// A global capture forbids unsafe calls to all global threads, and to the thread that began the capture
+    /// unless that thread is relaxed. Each thread starts in this mode. The captures of `torch.cuda.graph` are
+    /// global.
     #[default]
     Global,
-    /// A capture in this mode forbids unsafe calls only to the thread that began it.
+    /// A thread-local capture forbids unsafe calls only to the thread that began the capture.
     ThreadLocal,
-    /// A capture in this mode forbids nothing. Nothing is forbidden to a thread in this mode.
+    /// A relaxed capture forbids nothing. Nothing is forbidden to a relaxed thread.
     Relaxed,
 }

@@ -4,8 +4,8 @@ use super::{ALLOCATION_ALIGNMENT, Layout};
 use crate::{Error, ErrorKind, OutOfMemoryReport, Result, StreamRef};
 
 impl Layout {
-    /// Creates a layout of `bytes` bytes at this `alignment`. An alignment below [`ALLOCATION_ALIGNMENT`] is
-    /// raised to it.
+    /// Creates a layout of `bytes` bytes with this `alignment`. If `alignment` is less than
+    /// [`ALLOCATION_ALIGNMENT`], the layout gets `ALLOCATION_ALIGNMENT`.
     ///
     /// # Errors
     /// [`ErrorKind::InvalidArgument`](crate::ErrorKind::InvalidArgument) if `alignment` is not a power of

@@ -2,11 +2,12 @@
 
 mod checked;
 
-/// The alignment in bytes of every block, if the request asks for no larger one. CUDA's own allocations have
-/// the same alignment.
+/// The alignment of every block, in bytes, unless the request asks for a larger alignment. Memory from CUDA's
+/// own allocation functions has at least the same alignment.
 pub const ALLOCATION_ALIGNMENT: u64 = 256;
 
-/// Rounds `bytes` up to a multiple of `alignment`, a power of two; `None` if the result overflows.
+/// Rounds `bytes` up to a multiple of `alignment`, which is a power of two. Returns `None` if the result
+/// overflows.
 ///
 /// ```
 /// assert_eq!(millpond_core::align_up(1000, 256), Some(1024));
@@ -21,7 +22,7 @@ pub const fn align_up(bytes: u64, alignment: u64) -> Option<u64> {
 
 /// The size and the alignment of a request.
 ///
-/// Pass the same layout to `allocate` and to the `deallocate` of the block.
+/// Pass the same layout to `allocate` and to the `deallocate` of the same block.
 ///
 /// ```
 /// use millpond_core::Layout;
@@ -37,16 +38,16 @@ pub struct Layout {
 }
 
 impl Layout {
-    /// The largest size of a request in bytes: 32 PiB, far more than any device has. No resource serves a
-    /// larger request, so sums of sizes and alignments do not overflow.
+    /// The largest size of a request in bytes: 32 PiB, far more than any device has. Every resource refuses a
+    /// larger request. So sums of sizes and alignments do not overflow.
     pub const MOST_BYTES: u64 = 1 << 55;
 
-    /// Creates a layout of `bytes` bytes at [`ALLOCATION_ALIGNMENT`].
+    /// Creates a layout of `bytes` bytes with the alignment [`ALLOCATION_ALIGNMENT`].
     pub const fn new(bytes: u64) -> Self {
         Self { bytes, alignment: ALLOCATION_ALIGNMENT }
     }
 
-    /// Returns the size in bytes, as requested.
+    /// Returns the size in bytes, as requested and not rounded.
     #[inline]
     pub const fn bytes(self) -> u64 {
         self.bytes

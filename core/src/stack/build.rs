@@ -14,36 +14,38 @@ use crate::{AnyResource, DriverHandle, Result};
 pub const STACK_VARIABLE: &str = "MILLPOND_STACK";
 
 impl StackSpec {
-    /// Checks that `table` has each layer and that each layer can read its parameters. Builds nothing.
+    /// Checks that `table` contains each layer of the stack, and that each layer accepts its parameters.
+    /// Builds nothing.
     ///
     /// # Errors
-    /// [`InvalidStack`](crate::ErrorKind::InvalidStack). The message lists the names that exist.
+    /// [`InvalidStack`](crate::ErrorKind::InvalidStack). If a name is unknown, the message lists the known
+    /// names.
     pub fn check(&self, table: &LayerTable) -> Result<()> {
         self.all_layers().into_iter().try_for_each(|layer| ReadLayer::new(layer, table).map(|_| ()))
     }
 
-    /// Returns the stack whose text is in the environment variable `MILLPOND_STACK`; `None` if the variable
-    /// is unset or empty. Paths of files in the text may contain bytes that are not UTF-8.
+    /// Returns the stack whose text is the value of the environment variable `MILLPOND_STACK`. Returns `None`
+    /// if the variable is unset or empty. File paths in the text may contain bytes that are not UTF-8.
     ///
     /// # Errors
-    /// [`InvalidStack`](crate::ErrorKind::InvalidStack) if the text cannot be read.
+    /// [`InvalidStack`](crate::ErrorKind::InvalidStack) if the text cannot be parsed.
     pub fn from_env() -> Result<Option<Self>> {
         let Some(text) = variable(STACK_VARIABLE) else { return Ok(None) };
         let spec = text_of_os(&text).parse::<Self>();
         spec.map(Some).map_err(|error| error.context(format!("the environment variable {STACK_VARIABLE}")))
     }
 
-    /// Builds the stack on a device. If the build fails, no file has been opened, created or emptied.
+    /// Builds the stack on a device. If a layer cannot be built, no file has been opened, created or emptied.
     ///
     /// # Errors
-    /// [`InvalidStack`](crate::ErrorKind::InvalidStack) in two cases: `table` does not know a name, a
-    /// parameter or a value; or the base is missing or does not come first. Also the errors of building a
-    /// layer.
+    /// [`InvalidStack`](crate::ErrorKind::InvalidStack) if `table` does not know a name, a parameter or a
+    /// value; also if the base is missing or does not come first. Otherwise the errors of building a layer.
     pub fn build(&self, table: &LayerTable, driver: &DriverHandle) -> Result<AnyResource> {
         ReadStack::new(self, table, None)?.finished(None, driver)
     }
 
-    /// Builds the layers on top of an existing resource. The text has no base, for example `pool+statistics`.
+    /// Builds the layers on top of an existing resource. The text of these layers has no base, as in
+    /// `pool+statistics`.
     ///
     /// # Errors
     /// The errors of [`build`](Self::build).

@@ -4,25 +4,27 @@ use std::fmt;
 
 use crate::Result;
 
-/// The steps that run after all layers of a stack have been built.
+/// Collects work that runs after all layers of a stack have been built, such as opening files.
 #[derive(Default)]
 pub struct Building {
     at_end: Vec<Box<dyn AtEnd>>,
 }
 
-/// The last step of building a layer. It runs only if all layers of the stack could be built.
+/// Work that a layer does at the end of building its stack. The work runs only if all layers of the stack
+/// could be built.
 pub trait AtEnd {
-    /// Does the work that can fail and can be undone: for example, opens a file. Dropping the step undoes it.
+    /// Does the work that can fail and can be undone. For example, opens a file. Dropping `self` undoes this
+    /// work.
     ///
     /// # Errors
-    /// The reason why the layer cannot be used. The stack is then not built.
+    /// The reason why the layer cannot be used. Then the stack is not built.
     fn prepare(&mut self) -> Result<()>;
 
-    /// Does the work that cannot be undone: for example, empties a file. It runs after
+    /// Does the work that cannot be undone. For example, empties a file. This method is called after
     /// [`prepare`](Self::prepare) has succeeded for all layers.
     ///
     /// # Errors
-    /// The reason why the layer cannot be used. The stack is then not built.
+    /// The reason why the layer cannot be used. Then the stack is not built.
     fn finish(self: Box<Self>) -> Result<()>;
 }
 
@@ -33,7 +35,7 @@ impl fmt::Debug for Building {
 }
 
 impl Building {
-    /// Adds a last step of a layer. It runs after all layers have been built.
+    /// Adds work of a layer, which runs after all layers have been built.
     pub fn at_end(&mut self, step: impl AtEnd + 'static) {
         self.at_end.push(Box::new(step));
     }

@@ -1,4 +1,4 @@
-//! Stacks as text.
+//! Describes stacks as text, reads such text, and builds stacks from it.
 //!
 //! ```text
 //! stack  = layer *( "+" layer )                base first, outermost last
@@ -12,20 +12,20 @@
 //! quoted = <"> *( any character but <"> / <""> ) <">        <""> is one <">
 //! ```
 //!
-//! A word needs quotes if it would otherwise be read as something else: `logging:file="a,b.csv"`. The path of
-//! a file may hold names in braces. `{pid}` stands for the number of the process, `{rank}` for its number in
-//! a job, and `{device}` for the number of the device. `{xff}` stands for the byte with this hexadecimal
-//! number ([`FilePath`]).
+//! A word needs quotes if it contains a character that the grammar uses: `logging:file="a,b.csv"`. The path
+//! of a file may contain names in braces. `{pid}` stands for the number of the process, `{rank}` for its
+//! number in a job, and `{device}` for the number of the device. `{xff}` stands for the byte with this
+//! hexadecimal number. [`FilePath`] describes these names.
 //!
-//! If a layer has further upstreams, they are stacks in parentheses. In
-//! `cuda+pool+binning:bins=64KiB/1MiB(cuda+pool:max=1GiB)`, a second pool serves requests up to 1 MiB. In a
-//! shell, put such a text into single quotes.
+//! If a layer has further upstreams, write them as stacks in parentheses. In
+//! `cuda+pool+binning:bins=64KiB/1MiB(cuda+pool:max=1GiB)`, the stack in parentheses is a second pool, which
+//! serves requests up to 1 MiB. In a shell, put such a text into single quotes.
 //!
-//! [`Display`](std::fmt::Display) of a resource prints the same text. The environment variable
-//! `MILLPOND_STACK` ([`StackSpec::from_env`]) and the options of the replay binary hold such texts, too:
-//! `cuda+pool:initial=1GiB,max=50%+statistics`.
+//! [`Display`](std::fmt::Display) of a resource prints the same kind of text, for example
+//! `cuda+pool:initial=1GiB,max=50%+statistics`. The environment variable `MILLPOND_STACK`
+//! ([`StackSpec::from_env`]) and the options of the replay binary also contain such texts.
 //!
-//! A [`StackSpec`] is the text as data. A [`LayerTable`] defines how the layer of each name is built. Each
+//! A [`StackSpec`] is a parsed text. A [`LayerTable`] defines how the layer with each name is built. Each
 //! crate of resources or adaptors has a table, and you can add your own.
 
 mod build;

@@ -18,8 +18,9 @@ use std::path::{Path, PathBuf};
 
 use crate::{DeviceId, Error, Result};
 
-/// The environment variables in which launchers put the number of a process in its job. They are read in this
-/// order: torchrun, Open MPI, PMIx, MPICH, MVAPICH, Slurm, and at last the number within one host.
+/// The environment variables from which a process reads its rank, its number within a job. The variables are
+/// tried in this order. They come from torchrun, Open MPI, PMIx, MPICH, MVAPICH and Slurm. The last variable
+/// is the rank within one host.
 pub const RANK_VARIABLES: [&str; 7] = [
     "RANK",
     "OMPI_COMM_WORLD_RANK",
@@ -30,14 +31,14 @@ pub const RANK_VARIABLES: [&str; 7] = [
     "LOCAL_RANK",
 ];
 
-/// The path of a file, as a program or a stack's text gives it. [`resolve`](Self::resolve) replaces these
-/// names in braces:
+/// The path of a file, as a program or the text of a stack gives it. [`resolve`](Self::resolve) replaces
+/// these names in braces:
 /// - `{pid}`: the number of the process;
-/// - `{rank}`: the number of the process in its job ([`RANK_VARIABLES`]), 0 without a launcher;
+/// - `{rank}`: the number of the process in its job ([`RANK_VARIABLES`]); 0 if no launcher has set a rank;
 /// - `{device}`: the number of the device;
-/// - `{x2b}`: the byte with this hexadecimal number, here `+`.
+/// - `{x2b}`: the byte with the hexadecimal number 2b, which is `+`.
 ///
-/// Any other text in braces stays as it is.
+/// Any other text in braces stays unchanged.
 ///
 /// ```
 /// use millpond_core::stack::FilePath;
@@ -86,7 +87,8 @@ impl FilePath {
         Self(path.into().into_os_string())
     }
 
-    /// Creates a path without names in braces: it resolves to exactly `path`, even if that contains `{pid}`.
+    /// Creates a path that [`resolve`](Self::resolve) returns unchanged, even if `path` contains a name such
+    /// as `{pid}`.
     ///
     /// # Errors
     /// The errors of [`to_text`](Self::to_text).
@@ -102,26 +104,27 @@ impl FilePath {
         Ok(Self(os_string_of(escaped)?))
     }
 
-    /// Returns the path as it was given.
+    /// Returns the path with its names in braces, as it was given.
     pub fn as_path(&self) -> &Path {
         Path::new(&self.0)
     }
 
-    /// Returns the path as a value in a stack's text, without quotes. A byte that is not UTF-8 is written as
-    /// a number, like `{xff}`.
+    /// Returns the path as a value for the text of a stack, without quotes. A byte that is not UTF-8 is
+    /// written as a hexadecimal number in braces, like `{xff}`.
     ///
     /// # Errors
-    /// [`InvalidArgument`](crate::ErrorKind::InvalidArgument) if the path is not Unicode text, on a system
-    /// whose paths are not bytes.
+    /// On a system other than Unix, [`InvalidArgument`](crate::ErrorKind::InvalidArgument) if the path is not
+    /// Unicode text.
     pub fn to_text(&self) -> Result<String> {
         Ok(text_of_bytes(&bytes_of(&self.0)?))
     }
 
-    /// Returns the path with all names in braces replaced. `{device}` becomes the number of `device`.
+    /// Returns the path with all names in braces replaced. `{device}` becomes the number of the argument
+    /// `device`.
     ///
     /// # Errors
-    /// [`InvalidArgument`](crate::ErrorKind::InvalidArgument) if the path is empty or holds a zero byte, or
-    /// if it holds `{device}` and `device` is `None`.
+    /// [`InvalidArgument`](crate::ErrorKind::InvalidArgument) if the path is empty or contains a zero byte.
+    /// The same error if the path contains `{device}` and `device` is `None`.
     pub fn resolve(&self, device: Option<DeviceId>) -> Result<PathBuf> {
         self.resolve_with(device, &|name| crate::environment::variable(name))
     }

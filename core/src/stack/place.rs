@@ -6,8 +6,8 @@ use std::path::{Component, Path, PathBuf};
 /// The most links in a row that are followed; Linux has the same limit.
 const MOST_LINKS: u32 = 40;
 
-/// Identifies the file that a path names. If two paths name one file, their places are equal. A file that
-/// does not exist yet has a place too, even if its folders are missing.
+/// Identifies the file that a path names. Two values are equal if their paths name the same file. The file
+/// and its folders need not exist yet.
 ///
 /// ```
 /// use millpond_core::stack::FilePlace;
@@ -31,7 +31,7 @@ enum Place {
 }
 
 impl FilePlace {
-    /// Returns the place that this path names now.
+    /// Identifies the file that this path names now.
     pub fn of(path: &Path) -> Self {
         let there = |path: PathBuf| fs::metadata(&path).map(|found| (found, path));
         let settled = || settled(path);
@@ -48,13 +48,13 @@ impl FilePlace {
         })
     }
 
-    /// Returns whether the path names a regular file, or nothing yet. A pipe, a device or a folder has no
-    /// contents to overwrite.
+    /// Returns whether the path names a regular file, or a file that does not exist yet. A pipe, a device or
+    /// a folder has no contents to overwrite.
     pub fn is_file(&self) -> bool {
         self.0 != Place::Other
     }
 
-    /// Returns whether both paths name the same file.
+    /// Returns whether the two paths name the same file.
     pub fn is_same(one: &Path, other: &Path) -> bool {
         let place = Self::of(one);
         place.is_file() && place == Self::of(other)

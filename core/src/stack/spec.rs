@@ -6,13 +6,13 @@ use crate::{Error, Result};
 /// stack.
 pub(super) const DEEPEST: usize = 32;
 
-/// One layer of a stack as data: its name and its parameters.
+/// One parsed layer of a stack: its name and its parameters.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[expect(clippy::exhaustive_structs, reason = "the grammar of stacks has no other part")]
 pub struct LayerSpec {
-    /// The layer's name, as in its [`LayerEntry`](super::LayerEntry).
+    /// The name of the layer. A [`LayerEntry`](super::LayerEntry) with this name defines the layer.
     pub name: String,
-    /// The parameters, in the order of the text.
+    /// The keys and values of the parameters, in the order of the text.
     pub params: Vec<(String, Value)>,
 }
 
@@ -29,13 +29,13 @@ impl LayerSpec {
         self
     }
 
-    /// Returns the value of a parameter, if it is given.
+    /// Returns the value of a parameter; `None` if the text does not give the parameter.
     pub fn param(&self, key: &str) -> Option<&Value> {
         self.params.iter().find(|(name, _)| name == key).map(|(_, value)| value)
     }
 }
 
-/// A whole stack as data, base first. It has at least one layer.
+/// A parsed stack: its layers, base first. There is at least one layer.
 ///
 /// ```
 /// use millpond_core::stack::StackSpec;
@@ -52,8 +52,8 @@ impl StackSpec {
     /// Creates a stack of these layers, base first.
     ///
     /// # Errors
-    /// [`InvalidStack`](crate::ErrorKind::InvalidStack) if `layers` is empty, or if stacks are nested more
-    /// than 32 deep.
+    /// [`InvalidStack`](crate::ErrorKind::InvalidStack) if `layers` is empty, or if stacks in parentheses are
+    /// nested more than 32 levels deep.
     pub fn new(layers: Vec<LayerSpec>) -> Result<Self> {
         if layers.is_empty() {
             return Err(Error::invalid_stack("the stack is empty; write for example `cuda+pool`"));
@@ -78,8 +78,8 @@ impl StackSpec {
         &self.layers
     }
 
-    /// Returns all layers, including the layers of stacks in parentheses. These come before the layer that
-    /// has them as a parameter.
+    /// Returns all layers, including the layers of stacks in parentheses. The layers in parentheses come
+    /// before the layer that has them as a parameter.
     pub fn all_layers(&self) -> Vec<&LayerSpec> {
         let mut all = Vec::new();
         for layer in &self.layers {
@@ -102,7 +102,7 @@ impl StackSpec {
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Value(pub(super) Vec<Piece>);
 
-/// A piece of a [`Value`].
+/// A text or a stack in a [`Value`].
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[expect(clippy::exhaustive_enums, reason = "a printer must know each part of the grammar")]
 pub enum Piece {
@@ -113,13 +113,13 @@ pub enum Piece {
 }
 
 impl Value {
-    /// Returns the pieces in the order of the text. There is at least one piece. Two texts never follow each
-    /// other.
+    /// Returns the texts and stacks of the value, in the order of the stack's text. There is at least one.
+    /// Two texts never follow each other.
     pub fn pieces(&self) -> &[Piece] {
         &self.0
     }
 
-    /// Returns the text, if the value is a single text.
+    /// Returns the text if the value is a single text; otherwise `None`.
     pub fn as_text(&self) -> Option<&str> {
         match &*self.0 {
             [Piece::Text(text)] => Some(text),
@@ -127,7 +127,7 @@ impl Value {
         }
     }
 
-    /// Returns the stack, if the value is a single stack.
+    /// Returns the stack if the value is a single stack; otherwise `None`.
     pub fn as_stack(&self) -> Option<&StackSpec> {
         match &*self.0 {
             [Piece::Stack(stack)] => Some(stack),
@@ -144,7 +144,7 @@ impl Value {
     }
 }
 
-/// Joins texts that follow each other into one. Without pieces, the value is the empty text.
+/// Joins texts that follow each other into one text. If there are no pieces, the value is the empty text.
 impl FromIterator<Piece> for Value {
     fn from_iter<I: IntoIterator<Item = Piece>>(pieces: I) -> Self {
         let mut joined: Vec<Piece> = Vec::new();

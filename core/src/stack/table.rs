@@ -9,22 +9,23 @@ use super::building::Building;
 use super::{FilePath, LayerSpec, StackSpec, Value};
 use crate::{AnyResource, ByteSize, Driver, DriverHandle, Error, Result, watch};
 
-/// How a layer is built from text.
+/// Defines how a layer is built from its parameters.
 ///
-/// If a layer has parameters, prefer [`ReadBase`](Self::ReadBase) or [`ReadLayer`](Self::ReadLayer). Their
-/// parameters are read before anything is built. So a stack with a wrong value is refused before any of its
-/// layers allocates memory.
+/// If a layer has parameters, prefer [`ReadBase`](Self::ReadBase) or [`ReadLayer`](Self::ReadLayer). With
+/// these two kinds, all parameters of a stack are read before any layer is built. So a stack with a wrong
+/// value is refused before any of its layers allocates memory.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub enum LayerKind {
-    /// A base, which comes first and allocates its memory from the driver. Its parameters are read while it
-    /// is built.
+    /// A base, which comes first in a stack and allocates its memory from the driver. The function reads the
+    /// parameters while it builds the base.
     Base(fn(&Params<'_>, &DriverHandle) -> Result<AnyResource>),
-    /// A layer on top of the resource below. Its parameters are read while it is built.
+    /// A layer on top of another resource. The function reads the parameters while it builds the layer.
     Layer(fn(&Params<'_>, AnyResource) -> Result<AnyResource>),
-    /// A base whose parameters are read before anything is built.
+    /// A base. The function reads the parameters, and returns a builder that runs later.
     ReadBase(for<'a> fn(&Params<'a>) -> Result<BaseBuilder<'a>>),
-    /// A layer whose parameters are read before anything is built.
+    /// A layer on top of another resource. The function reads the parameters, and returns a builder that runs
+    /// later.
     ReadLayer(for<'a> fn(&Params<'a>) -> Result<LayerBuilder<'a>>),
 }
 
@@ -34,8 +35,8 @@ pub type BaseBuilder<'a> = Box<dyn FnOnce(&DriverHandle, &mut Building) -> Resul
 /// Builds a layer whose parameters have been read.
 pub type LayerBuilder<'a> = Box<dyn FnOnce(AnyResource, &mut Building) -> Result<AnyResource> + 'a>;
 
-/// Defines one name of a stack's text. Every resource and adaptor that a text can name has such an entry in
-/// its crate.
+/// Defines one layer name that the text of a stack may contain. Every resource and adaptor that a text can
+/// name has such an entry in its crate.
 #[derive(Clone, Copy, Debug)]
 #[expect(clippy::exhaustive_structs, reason = "layers write it whole, and `LayerKind` grows")]
 pub struct LayerEntry {
@@ -43,9 +44,9 @@ pub struct LayerEntry {
     pub name: &'static str,
     /// One line of help about the layer.
     pub about: &'static str,
-    /// The parameters. Each has a name, and one line of help with the default.
+    /// The parameters. Each parameter has a name and one line of help, which also states the default.
     pub params: &'static [(&'static str, &'static str)],
-    /// How the layer is built.
+    /// The function that builds the layer.
     pub kind: LayerKind,
 }
 
@@ -56,9 +57,10 @@ const GONE: [(&str, &[&str], &str); 1] = [(
     "it no longer learns plans; write plan:file=FILE.plan: `millpond-replay plan LOG -o FILE.plan` makes one",
 )];
 
-/// The names that a stack's text may contain.
+/// The layers that the text of a stack can name.
 ///
-/// `millpond::layers()` is the table of all layers of millpond; [`with`](Self::with) adds your own.
+/// `millpond::layers()` returns the table of all layers of millpond. [`with`](Self::with) adds your own
+/// layers.
 #[derive(Clone, Debug, Default)]
 pub struct LayerTable {
     entries: Vec<LayerEntry>,
@@ -70,7 +72,7 @@ impl LayerTable {
         Self { entries: entries.into_iter().collect() }
     }
 
-    /// Adds entries. An entry replaces an earlier one with the same name.
+    /// Adds entries. An entry replaces an earlier entry with the same name.
     #[must_use]
     pub fn with(mut self, entries: impl IntoIterator<Item = LayerEntry>) -> Self {
         for entry in entries {
@@ -85,10 +87,11 @@ impl LayerTable {
         &self.entries
     }
 
-    /// Returns the entry with this name.
+    /// Returns the entry of the layer with this name.
     ///
     /// # Errors
-    /// [`InvalidStack`](crate::ErrorKind::InvalidStack). The message lists the names that exist.
+    /// [`InvalidStack`](crate::ErrorKind::InvalidStack) if there is no such layer. The message lists the
+    /// known names.
     pub fn get(&self, name: &str) -> Result<&LayerEntry> {
         self.entries.iter().find(|entry| entry.name == name).ok_or_else(|| {
             let known: Vec<&str> = self.entries.iter().map(|entry| entry.name).collect();
@@ -97,7 +100,7 @@ impl LayerTable {
     }
 }
 
-/// The parameters of one layer, checked against the names that its [`LayerEntry`] knows.
+/// The parameters of one layer. Each key is one that the layer's [`LayerEntry`] lists.
 #[derive(Clone, Copy, Debug)]
 pub struct Params<'a> {
     entry: &'a LayerEntry,
@@ -106,8 +109,8 @@ pub struct Params<'a> {
 }
 
 impl<'a> Params<'a> {
-    /// Checks that the layer knows every key and that no key is given twice. `table` builds the stacks in
-    /// parentheses.
+    /// Checks that the layer has a parameter for every key, and that no key is given twice. If a value
+    /// contains stacks in parentheses, `table` is used to build these stacks.
     ///
     /// # Errors
     /// [`InvalidStack`](crate::ErrorKind::InvalidStack). The message lists the layer's parameters.
@@ -135,13 +138,13 @@ impl<'a> Params<'a> {
         Ok(Self { entry, values, table })
     }
 
-    /// Returns the value of a parameter, if the text gives one.
+    /// Returns the value of a parameter; `None` if the text does not give the parameter.
     pub fn value(&self, key: &str) -> Option<&'a Value> {
         debug_assert!(self.entry.params.iter().any(|(known, _)| *known == key), "{key} is not declared");
         self.values.iter().find(|(name, _)| name == key).map(|(_, value)| value)
     }
 
-    /// Returns the text of a parameter, if the stack's text gives one.
+    /// Returns the text of a parameter; `None` if the stack's text does not give the parameter.
     ///
     /// # Errors
     /// [`InvalidStack`](crate::ErrorKind::InvalidStack) if the value is a stack.
@@ -155,10 +158,11 @@ impl<'a> Params<'a> {
         })
     }
 
-    /// Returns a parameter as the path of a file, if the text gives one.
+    /// Returns the value of a parameter as the path of a file; `None` if the text does not give the
+    /// parameter.
     ///
     /// # Errors
-    /// [`InvalidStack`](crate::ErrorKind::InvalidStack) if the value is a stack or is empty.
+    /// [`InvalidStack`](crate::ErrorKind::InvalidStack) if the value is empty or is a stack in parentheses.
     pub fn path(&self, key: &str) -> Result<Option<FilePath>> {
         match self.text(key)? {
             Some("") => {
@@ -168,18 +172,20 @@ impl<'a> Params<'a> {
         }
     }
 
-    /// Reads the stack in parentheses that a parameter gives, without building it. The layer uses it as a
-    /// further upstream. Returns `None` if the text does not give the parameter.
+    /// Reads the stack in parentheses that is the value of a parameter. Does not build the stack. The layer
+    /// can later build this stack as a further upstream. Returns `None` if the text does not give the
+    /// parameter.
     ///
     /// # Errors
-    /// [`InvalidStack`](crate::ErrorKind::InvalidStack) if the value is not a stack in parentheses, or if the
-    /// stack has an error.
+    /// [`InvalidStack`](crate::ErrorKind::InvalidStack) if the value is not a stack in parentheses, or if
+    /// this stack is invalid.
     pub fn stack(&self, key: &str) -> Result<Option<ReadStack<'a>>> {
         let Some(value) = self.value(key) else { return Ok(None) };
         self.read(self.as_stack(key, value)?).map(Some)
     }
 
-    /// Reads a stack that is a [`Piece`](super::Piece) of a parameter, without building it.
+    /// Reads one stack of a parameter's value, without building the stack. The stack comes from a
+    /// [`Piece`](super::Piece).
     ///
     /// # Errors
     /// [`InvalidStack`](crate::ErrorKind::InvalidStack) if a layer or a value of the stack is invalid.
@@ -197,18 +203,18 @@ impl<'a> Params<'a> {
         })
     }
 
-    /// Builds the stack in parentheses that a parameter gives, on `driver`'s device. The layer uses it as a
-    /// further upstream. Returns `None` if the text does not give the parameter.
+    /// Builds the stack in parentheses that is the value of a parameter, on the device of `driver`. The layer
+    /// uses the stack as a further upstream. Returns `None` if the text does not give the parameter.
     ///
     /// # Errors
-    /// [`InvalidStack`](crate::ErrorKind::InvalidStack) if the value is not a stack in parentheses. Also the
-    /// errors of building the stack.
+    /// [`InvalidStack`](crate::ErrorKind::InvalidStack) if the value is not a stack in parentheses. Otherwise
+    /// the errors of building the stack.
     pub fn resource(&self, key: &str, driver: &DriverHandle) -> Result<Option<AnyResource>> {
         let Some(value) = self.value(key) else { return Ok(None) };
         self.build(self.as_stack(key, value)?, driver).map(Some)
     }
 
-    /// Builds a stack that is a [`Piece`](super::Piece) of a parameter.
+    /// Builds one stack of a parameter's value. The stack comes from a [`Piece`](super::Piece).
     ///
     /// # Errors
     /// The errors of [`StackSpec::build`].
@@ -216,10 +222,11 @@ impl<'a> Params<'a> {
         stack.build(self.table, driver)
     }
 
-    /// Reads a parameter from its text as a `T`; `None` if the stack's text does not give the parameter.
+    /// Parses the value of a parameter as a `T`. Returns `None` if the stack's text does not give the
+    /// parameter.
     ///
     /// # Errors
-    /// [`InvalidStack`](crate::ErrorKind::InvalidStack) if the value cannot be read as this type.
+    /// [`InvalidStack`](crate::ErrorKind::InvalidStack) if the value cannot be parsed as a `T`.
     pub fn get<T>(&self, key: &str) -> Result<Option<T>>
     where
         T: FromStr,
@@ -237,10 +244,11 @@ impl<'a> Params<'a> {
         })
     }
 
-    /// Reads a parameter from its text with `parse`; `None` if the stack's text does not give the parameter.
+    /// Parses the value of a parameter with `parse`. Returns `None` if the stack's text does not give the
+    /// parameter.
     ///
     /// # Errors
-    /// [`InvalidStack`](crate::ErrorKind::InvalidStack) if `parse` cannot read the value.
+    /// [`InvalidStack`](crate::ErrorKind::InvalidStack) if `parse` fails on the value.
     pub fn get_with<T>(&self, key: &str, parse: fn(&str) -> Result<T>) -> Result<Option<T>> {
         let Some(text) = self.text(key)? else { return Ok(None) };
         let wrong =
@@ -248,17 +256,17 @@ impl<'a> Params<'a> {
         parse(text).map(Some).map_err(wrong)
     }
 
-    /// Returns a parameter as a size in bytes, if the text gives one. A percentage is a share of the free
-    /// memory of `driver`'s device.
+    /// Returns the value of a parameter as a number of bytes; `None` if the text does not give the parameter.
+    /// A percentage counts as a share of the free memory of the driver's device.
     ///
     /// # Errors
-    /// The errors of [`get`](Self::get) and the driver's errors.
+    /// The errors of [`get`](Self::get), and the driver's errors.
     pub fn bytes(&self, key: &str, driver: &dyn Driver) -> Result<Option<u64>> {
         self.get::<ByteSize>(key)?.map(|size| size.resolve(driver)).transpose()
     }
 }
 
-/// A stack whose layers are read and checked, but not built.
+/// A stack whose layers are read and checked, but not yet built.
 pub struct ReadStack<'a> {
     spec: &'a StackSpec,
     layers: Vec<ReadLayer<'a>>,
@@ -317,7 +325,7 @@ impl<'a> ReadStack<'a> {
         Ok(Self { spec, layers: layers.collect::<Result<_>>()? })
     }
 
-    /// Builds the layers, and adds their last steps to `building`.
+    /// Builds the layers. Adds their work for the end of building to `building`.
     ///
     /// # Errors
     /// The errors of building a layer.

@@ -9,8 +9,8 @@ use std::path::{Path, PathBuf};
 use super::variable::{VARIABLE, value};
 use crate::environment;
 
-/// Returns the folders in which processes of the user with this number may have sockets. If `MILLPOND_WATCH`
-/// of this process names a folder, it is the only one.
+/// Returns the folders that may contain the sockets of this user's processes. `user` is the user's number. If
+/// `MILLPOND_WATCH` of this process names a folder, the result is only that folder.
 pub fn folders(user: u32) -> Vec<PathBuf> {
     match value().map(|value| named(&value)) {
         Some(Ok(Some(folder))) => vec![folder],
@@ -18,7 +18,7 @@ pub fn folders(user: u32) -> Vec<PathBuf> {
     }
 }
 
-/// Returns the name of a process's socket.
+/// Returns the file name of a process's socket.
 pub fn socket_name(process: u32) -> String {
     format!("{process}.sock")
 }

@@ -7,7 +7,8 @@ use crate::{
     MemorySegment,
 };
 
-/// The version of the document. It grows when a reader of the previous version would read a wrong value.
+/// The version of the document that a watched process writes. The version increases if a program for the
+/// previous version would read a wrong value.
 pub const FORMAT: u32 = 1;
 
 /// The most streams of a stack in a document.
@@ -19,23 +20,23 @@ const MOST_SEGMENTS: usize = 16;
 /// The most bytes of a backtrace in a document.
 const MOST_TEXT: usize = 4096;
 
-/// The memory of a process's watched stacks at one moment.
+/// The memory of all watched stacks of a process at one moment.
 #[derive(Clone, PartialEq, Debug, Default, serde::Serialize, serde::Deserialize)]
 #[non_exhaustive]
 pub struct ProgramMemory {
-    /// The version of this document: [`FORMAT`].
+    /// The version of the document: [`FORMAT`].
     pub format: u32,
-    /// The process's number.
+    /// The number of the process.
     pub process: u32,
-    /// The words of its command line.
+    /// The command line of the process.
     pub program: String,
-    /// The microseconds since its first stack was watched.
+    /// The microseconds since the first stack of the process was watched.
     pub elapsed_us: u64,
     /// The stacks, oldest first.
     pub stacks: Vec<StackMemory>,
-    /// The number of further stacks, which are left out.
+    /// The number of further stacks, which the document leaves out.
     pub stacks_left_out: usize,
-    /// Why some stacks could not report their memory.
+    /// The reasons why some stacks could not report their memory.
     pub errors: Vec<String>,
 }
 
@@ -43,18 +44,18 @@ pub struct ProgramMemory {
 #[derive(Clone, PartialEq, Debug, serde::Serialize, serde::Deserialize)]
 #[non_exhaustive]
 pub struct StackMemory {
-    /// The stack's number in its process. No other stack of the process gets it.
+    /// The number of the stack in its process. The process gives each number only once.
     pub id: u64,
-    /// The layers' own reports, without the device's free memory. Each layer has at most 32 holders, and
-    /// their backtraces are cut to 4 KiB.
+    /// The reports of the layers, without the device's free memory. Each layer lists at most 32 holders:
+    /// groups of live blocks with the same tag and backtrace. Each backtrace is cut to 4 KiB.
     pub report: MemoryReport,
-    /// The number of further holders, which are left out.
+    /// The number of further holders, which the document leaves out.
     pub holders_left_out: usize,
-    /// Where the free memory is; `None` if no layer knows the segments.
+    /// The free memory in the stack's segments; `None` if no layer records segments.
     pub fragmentation: Option<Fragmentation>,
-    /// The memory of each stream: at most 64, the one with the most memory first.
+    /// The memory of each stream, for at most 64 streams. The stream with the most memory comes first.
     pub streams: Vec<StreamMemory>,
-    /// The number of further streams, which are left out.
+    /// The number of further streams, which the document leaves out.
     pub streams_left_out: usize,
 }
 
@@ -66,7 +67,7 @@ pub struct Fragmentation {
     pub segments: usize,
     /// The bytes of all segments.
     pub bytes_reserved: u64,
-    /// The free bytes in them.
+    /// The free bytes in the segments.
     pub bytes_free: u64,
     /// The number of free blocks.
     pub blocks_free: u64,
@@ -74,7 +75,7 @@ pub struct Fragmentation {
     pub largest_free_block: u64,
     /// The free bytes outside the largest free block, as a share of all free bytes, from 0 to 1.
     pub share: f64,
-    /// The segments with the most free bytes, at most 16.
+    /// The segments with the most free bytes, at most 16 segments.
     pub most_free: Vec<SegmentMemory>,
 }
 
@@ -82,15 +83,15 @@ pub struct Fragmentation {
 #[derive(Clone, PartialEq, Eq, Debug, Default, serde::Serialize, serde::Deserialize)]
 #[non_exhaustive]
 pub struct SegmentMemory {
-    /// The address where it starts.
+    /// The address at which the segment starts.
     pub address: u64,
-    /// Its size.
+    /// The size of the segment.
     pub bytes: u64,
-    /// The free bytes in it.
+    /// The free bytes in the segment.
     pub bytes_free: u64,
-    /// The size of its largest free block.
+    /// The size of the largest free block in the segment.
     pub largest_free_block: u64,
-    /// The number of its blocks that are not free.
+    /// The number of blocks in the segment that are not free.
     pub blocks_in_use: u64,
 }
 
@@ -98,16 +99,16 @@ pub struct SegmentMemory {
 #[derive(Clone, PartialEq, Eq, Debug, Default, serde::Serialize, serde::Deserialize)]
 #[non_exhaustive]
 pub struct StreamMemory {
-    /// The raw handle. `None` stands for live blocks whose stream no layer remembers, and for free memory
-    /// that any stream may take.
+    /// The raw handle of the stream. `None` stands for live blocks whose stream no layer records, and for
+    /// free memory that any stream may reuse.
     pub stream: Option<u64>,
-    /// The number of blocks that are not free.
+    /// The number of the stream's blocks that are not free.
     pub blocks_in_use: u64,
-    /// The bytes of these blocks, after rounding.
+    /// The bytes of the blocks that are not free, after rounding.
     pub bytes_in_use: u64,
-    /// The number of free blocks that belong to the stream.
+    /// The number of free blocks that only this stream may reuse.
     pub blocks_free: u64,
-    /// The bytes of these blocks.
+    /// The bytes of these free blocks.
     pub bytes_free: u64,
 }
 

@@ -1,8 +1,8 @@
 //! Lets `millpond-replay top` watch the stacks of this process while it runs.
 //!
 //! If the environment variable `MILLPOND_WATCH` is set when a stack is built, the process starts a thread
-//! that listens on a Unix socket. A connection is a request: the thread writes a `ProgramMemory` as JSON
-//! and closes the connection. It reads nothing.
+//! that listens on a Unix socket. Each connection is a request. The thread writes a `ProgramMemory` as JSON
+//! to the connection, and then closes it. The thread reads nothing from the connection.
 //!
 //! | `MILLPOND_WATCH` | the socket is in |
 //! |---|---|
@@ -10,20 +10,28 @@
 //! | `1` | `$XDG_RUNTIME_DIR/millpond`, or else `millpond-UID` in the folder for temporary files |
 //! | a path with a `/` | that folder |
 //!
-//! Only the user who runs the process, and root, can connect. The socket is named after the process, as in
-//! `4213.sock`, and is removed at the end of the process. A forked child opens its own socket when it builds
-//! its first stack.
+//! Only the user who runs the process, and root, can connect. The name of the socket is the number of the
+//! process, as in `4213.sock`. The socket is removed at the end of the process. A forked child opens its own
+//! socket when it builds its first stack.
 //!
-//! These stacks are watched: the default resource of each device, every stack that is built from text, every
-//! resource of the C library and of the Python package, and each resource that [`add`] is called for. A stack
-//! that is a part of another watched stack is shown as that part.
+//! The following stacks are watched:
+//! - the default resource of each device;
+//! - every stack that is built from text;
+//! - every resource of the C library and of the Python package;
+//! - each resource that is passed to [`add`].
+//!
+//! If a watched stack contains another watched stack, only the outer stack is shown.
 //!
 //! # Cost
-//! Without the variable, building a stack reads the environment once. Calls of a stack never change. While an
-//! answer is made, the slow path of a pool waits as for a
-//! [`memory_map`](crate::DeviceMemoryResourceExt::memory_map). The thread keeps a stack alive meanwhile, so a
-//! stack whose last owner drops it then ends on that thread. It asks the driver nothing, unless a layer of
-//! the stack does so for its [`statistics`](crate::DeviceMemoryResource::statistics), as `cuda_async` does.
+//! Without the variable, the only cost is that building a stack reads the environment once. With the
+//! variable, allocations and frees cost the same as before. But while the thread makes an answer, the slow
+//! path of a pool may have to wait, as for a [`memory_map`](crate::DeviceMemoryResourceExt::memory_map).
+//!
+//! While the thread makes an answer, the thread keeps the reported stacks alive. If the last owner drops such
+//! a stack during that time, the thread drops the stack later.
+//!
+//! The thread makes driver calls only if a layer needs them for its
+//! [`statistics`](crate::DeviceMemoryResource::statistics), as `cuda_async` does.
 
 #[cfg(all(unix, feature = "watch"))]
 mod folder;
@@ -53,11 +61,11 @@ pub use variable::VARIABLE;
 #[cfg_attr(docsrs, doc(cfg(all(unix, feature = "watch"))))]
 pub use watched::program_memory;
 
-/// Shows a resource to `millpond-replay top`, as long as it lives. Does nothing if `MILLPOND_WATCH` is not
-/// set, or if the resource is known already.
+/// Shows a resource to `millpond-replay top` for as long as the resource lives. Does nothing if
+/// `MILLPOND_WATCH` is not set, or if the resource is already watched.
 ///
-/// A stack that is built from text, or that is the default of its device, is known. This is for stacks that
-/// are built in code:
+/// A stack that is built from text is already watched, and so is the default resource of a device. Call this
+/// function for a stack that is built in code:
 ///
 /// ```
 /// use millpond_core::{AnyResource, DeviceMemoryResource, DeviceMemoryResourceExt, Shareable, watch};

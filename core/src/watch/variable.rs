@@ -4,7 +4,7 @@ use std::ffi::OsString;
 
 use crate::environment;
 
-/// The environment variable that turns this on.
+/// The environment variable that lets other processes watch this process's stacks.
 pub const VARIABLE: &str = "MILLPOND_WATCH";
 
 /// Returns its value, unless that turns watching off.

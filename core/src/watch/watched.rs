@@ -120,8 +120,8 @@ fn remove_at_exit() {
     }
 }
 
-/// Returns the memory of this process's watched stacks now, as a request gets it. Without `MILLPOND_WATCH`,
-/// there are no stacks in it.
+/// Returns the memory of this process's watched stacks now. A process that watches this process receives the
+/// same value. Without `MILLPOND_WATCH`, the result contains no stacks.
 pub fn program_memory() -> ProgramMemory {
     let (process, program) = (process::id(), words());
     match known() {

@@ -4,7 +4,7 @@ use std::fmt;
 
 macro_rules! kinds {
     ($($(#[$doc:meta])* $kind:ident = $name:literal,)*) => {
-        /// The kind of a driver call; see [`CallCounts`].
+        /// The kind of a driver call. [`CallCounts`] has one entry for each kind.
         #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
         #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
         #[non_exhaustive]
@@ -13,10 +13,10 @@ macro_rules! kinds {
         }
 
         impl CallKind {
-            /// Every kind, in the order of declaration.
+            /// All kinds, in the order of declaration.
             pub const ALL: [Self; [$($name),*].len()] = [$(Self::$kind),*];
 
-            /// Returns the kind's name in logs and in serde's formats.
+            /// Returns the name of the kind in logs and in serialized data.
             pub const fn name(self) -> &'static str {
                 match self { $(Self::$kind => $name,)* }
             }
@@ -113,23 +113,23 @@ impl fmt::Display for CallKind {
     }
 }
 
-/// The counts of the calls of one kind.
+/// The number and the duration of the calls of one kind.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct KindCounts {
     /// The number of calls.
     pub calls: u64,
-    /// The number of calls that the driver refused.
+    /// The number of calls for which the driver returned an error.
     pub failures: u64,
-    /// The nanoseconds that all threads together have spent in these calls.
+    /// The sum of the wall times of these calls over all threads, in nanoseconds.
     pub wall_ns: u64,
 }
 
-/// The number and duration of a driver's calls, by kind.
+/// The number and the duration of a driver's calls, by kind.
 ///
-/// With the feature `serde`, this is serialized as a map: each kind that occurred leads to its
-/// [`KindCounts`].
+/// With the feature `serde`, the counts are serialized as a map. The keys are the kinds that occurred, and
+/// the values are their [`KindCounts`].
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct CallCounts([KindCounts; CallKind::ALL.len()]);
 
@@ -149,7 +149,8 @@ impl CallCounts {
         &mut self.0[kind as usize]
     }
 
-    /// Iterates over the kinds that occurred and their counts, in the order of [`CallKind::ALL`].
+    /// Iterates over the kinds that occurred, with the counts of each kind, in the order of
+    /// [`CallKind::ALL`].
     pub fn iter(&self) -> impl Iterator<Item = (CallKind, KindCounts)> {
         CallKind::ALL.into_iter().zip(self.0).filter(|(_, counts)| counts.calls > 0)
     }
@@ -159,13 +160,13 @@ impl CallCounts {
         self.0.iter().map(|counts| counts.calls).sum()
     }
 
-    /// Returns the nanoseconds spent in calls of all kinds.
+    /// Returns the sum of the wall times of all calls, in nanoseconds.
     pub fn total_wall_ns(&self) -> u64 {
         self.0.iter().map(|counts| counts.wall_ns).sum()
     }
 
-    /// Returns the calls made since `earlier`. Both counts must come from the same driver, with no reset in
-    /// between.
+    /// Returns the counts of the calls that were made since `earlier`. `earlier` must come from the same
+    /// driver, and the driver must not have been reset since then.
     #[must_use]
     pub fn since(&self, earlier: &Self) -> Self {
         Self(std::array::from_fn(|i| KindCounts {

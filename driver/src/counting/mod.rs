@@ -25,8 +25,8 @@ use pools::Pools;
 use probe::Probe;
 use taken::{Block, Taken};
 
-/// Forwards each call to another driver, and counts the calls and their wall time by [`CallKind`]. It also
-/// tracks how many bytes of the device are allocated.
+/// Forwards each call to another driver. Counts the calls and measures their wall time, by [`CallKind`]. Also
+/// computes how many bytes of the device's memory are allocated.
 ///
 /// ```
 /// use millpond_core::Driver;
@@ -58,7 +58,7 @@ impl fmt::Debug for CountingDriver {
 }
 
 impl CountingDriver {
-    /// Wraps `inner` and counts the calls to it from now on.
+    /// Wraps `inner`, and counts the calls to `inner` from now on.
     pub fn new(inner: DriverHandle) -> Arc<Self> {
         Arc::new(Self {
             inner,
@@ -74,7 +74,8 @@ impl CountingDriver {
         &self.inner
     }
 
-    /// Returns the counts so far. A call that another thread is making may be counted in part.
+    /// Returns the counts so far. If another thread is making a call, the result may contain only some of the
+    /// counts of that call.
     pub fn counts(&self) -> CallCounts {
         let mut counts = CallCounts::default();
         for (kind, cell) in CallKind::ALL.into_iter().zip(&self.cells) {
@@ -83,17 +84,16 @@ impl CountingDriver {
         counts
     }
 
-    /// Returns how many bytes of the device are allocated now:
-    /// - Plain memory counts by pages of 2 MiB, as on an H200. A block above 2 MiB counts with its size
-    ///   rounded up to whole pages. Smaller blocks count as the pages that hold their addresses, each page
-    ///   once.
+    /// Returns the number of bytes of the device's memory that are allocated now:
+    /// - Plain memory counts by pages of 2 MiB, as on an H200. The size of a block above 2 MiB is rounded up
+    ///   to whole pages. For smaller blocks, each page that contains one of their addresses counts once.
     /// - Physical memory counts until it is both released and unmapped.
-    /// - Managed and stream-ordered allocations count with their requested sizes. On the device, this can
-    ///   differ: managed memory uses device memory only once the device touches it. A driver's pool may hold
-    ///   more than its users have allocated.
+    /// - Managed and stream-ordered allocations count with their requested sizes. On the device, the numbers
+    ///   may differ. Managed memory uses device memory only after the device touches it. A pool of the driver
+    ///   may hold more memory than its users have allocated.
     ///
-    /// The driver computes this from the calls, without queries. [`probe_device`](Self::probe_device) queries
-    /// the device.
+    /// The number is computed from the calls, without queries of the device.
+    /// [`probe_device`](Self::probe_device) queries the device.
     pub fn bytes_taken(&self) -> u64 {
         self.taken.now()
     }
@@ -103,9 +103,10 @@ impl CountingDriver {
         self.taken.peak()
     }
 
-    /// Returns how many bytes of the device are held now. It is the larger of two numbers:
-    /// [`bytes_taken`](Self::bytes_taken), and the bytes that the driver's pools hold. The method queries
-    /// each pool that served a block; these calls are not counted.
+    /// Returns the number of bytes of the device's memory that are held now. The result is the larger of two
+    /// numbers. One is [`bytes_taken`](Self::bytes_taken). The other is the number of bytes that the driver's
+    /// pools hold. The method queries each pool that has served a block. These queries are not counted as
+    /// calls.
     pub fn bytes_held(&self) -> u64 {
         self.bytes_taken().max(self.pools.held(&*self.inner))
     }
@@ -115,30 +116,30 @@ impl CountingDriver {
         self.peak_bytes_taken().max(self.pools.peak(&*self.inner))
     }
 
-    /// Resets the peaks to the bytes taken and held now.
+    /// Resets the peaks to the bytes that are allocated and held now.
     pub fn reset_peak(&self) {
         self.taken.reset_peak();
         self.pools.reset_peak(&*self.inner);
     }
 
-    /// Starts to query the device's free memory at new peaks of [`bytes_taken`](Self::bytes_taken). A query
-    /// is made only if the peak is at least 0.1 % above the peak at the last query. Queries take time, and
-    /// are not counted.
+    /// Starts to query the device's free memory at new peaks of [`bytes_taken`](Self::bytes_taken). A new
+    /// peak leads to a query only if it is at least 0.1 % above the peak at the last query. Queries take
+    /// time, and are not counted as calls.
     ///
     /// # Errors
-    /// The driver's error, if it refuses the first query.
+    /// The driver's error if the driver refuses the first query.
     pub fn probe_device(&self) -> DriverResult<()> {
         self.probe.begin(&*self.inner)
     }
 
-    /// Returns the largest decrease of the device's free memory that a query has seen since
-    /// [`probe_device`](Self::probe_device), in bytes. Memory that the driver or other programs took counts,
-    /// too.
+    /// Returns the largest decrease of the device's free memory that a query has found, in bytes, compared
+    /// with the start of [`probe_device`](Self::probe_device). The decrease includes memory that the driver
+    /// or other programs have allocated.
     pub fn probed_peak_bytes(&self) -> u64 {
         self.probe.peak()
     }
 
-    /// Sets all counts to 0, and the peak to the bytes that are allocated now.
+    /// Sets all counts to 0, and the peaks to the bytes that are allocated and held now.
     pub fn reset(&self) {
         self.cells.iter().for_each(Cell::reset);
         self.reset_peak();

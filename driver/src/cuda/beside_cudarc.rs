@@ -8,33 +8,32 @@ use millpond_core::{DeviceId, Driver, Error, Result, StreamRef};
 
 use super::CudaDriver;
 
-/// Returns a stream of cudarc as an argument for millpond's calls.
-///
-/// The reference does not keep the stream alive: see [`StreamRef`].
+/// Converts a stream of cudarc to a [`StreamRef`], the argument type of millpond's calls. A `StreamRef` does
+/// not keep its stream alive.
 ///
 /// # Errors
-/// The errors of [`CudaDriver::open`] for the stream's device, and the driver's error if it does not know the
-/// stream. [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) if the stream's context is not the
-/// device's primary one, which millpond requires.
+/// The errors of [`CudaDriver::open`] for the stream's device. The driver's error if the driver does not know
+/// the stream. [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) if the stream's context is not
+/// the primary context of the device, which millpond requires.
 ///
 /// # Safety
-/// The stream stays alive as long as the result, or a copy of it, is passed to calls.
+/// The stream stays alive as long as the returned value, or a copy of it, is passed to calls.
 pub unsafe fn stream_ref_of(stream: &CudaStream) -> Result<StreamRef> {
     let ordinal = ordinal_of(stream.context())?;
     // SAFETY: the borrowed stream is alive, and the caller promises to keep it so.
     Ok(unsafe { CudaDriver::open(ordinal)?.stream_ref(stream.cu_stream().addr() as u64) }?)
 }
 
-/// Returns a stream of millpond, or of another library, as a stream of cudarc. cudarc's kernels and copies
-/// then run in the order of that stream. Dropping the result does not destroy the stream.
+/// Converts a stream of millpond, or of another library, to a stream of cudarc. Kernels and copies of cudarc
+/// then run in the order of that stream. Dropping the returned value does not destroy the stream.
 ///
 /// # Errors
-/// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) if `context` is not the primary one of
-/// `driver`'s device.
+/// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) if `context` is not the primary context of
+/// the device of `driver`.
 ///
 /// # Safety
-/// The stream belongs to `driver`'s device. Its owner keeps it alive while the returned stream, a clone of
-/// it, or a value that holds one is in use.
+/// The stream belongs to the device of `driver`. The stream stays alive while the returned value, a clone of
+/// it, or an object that contains one of them is in use.
 pub unsafe fn cudarc_stream_of(
     stream: StreamRef,
     driver: &dyn Driver,

@@ -33,8 +33,8 @@ impl CudaDriver {
     /// Ends the capture that began on the stream (`cuStreamEndCapture`).
     ///
     /// # Errors
-    /// [`DriverError::STREAM_CAPTURE_INVALIDATED`] if a call has already ended the capture, and the driver's
-    /// other errors.
+    /// [`DriverError::STREAM_CAPTURE_INVALIDATED`] if another call has already ended the capture, and the
+    /// driver's other errors.
     pub fn end_capture(self: &Arc<Self>, stream: StreamRef) -> DriverResult<Graph> {
         let _context = self.enter()?;
         let mut handle = 0;
@@ -146,22 +146,22 @@ impl CudaDriver {
     }
 }
 
-/// A captured graph. Dropping the value destroys the graph.
+/// A captured graph. Dropping this value destroys the graph.
 ///
-/// Tests, tools and examples use it to launch the graphs that they have captured.
+/// Tests, tools and examples use this type to launch the graphs that they have captured.
 pub struct Graph {
     driver: Arc<CudaDriver>,
     handle: u64,
 }
 
 impl Graph {
-    /// Returns the raw handle (`CUgraph` as a number).
+    /// Returns the raw handle of the graph (`CUgraph` as a number).
     pub fn handle(&self) -> u64 {
         self.handle
     }
 
-    /// Returns two numbers: the nodes of the graph (`cuGraphGetNodes`), and the nodes that allocate or free
-    /// memory in stream order (`cuGraphNodeGetType`).
+    /// Returns two numbers. The first is the number of nodes of the graph (`cuGraphGetNodes`). The second is
+    /// the number of nodes that allocate or free memory in stream order (`cuGraphNodeGetType`).
     ///
     /// # Errors
     /// The driver's errors.
@@ -186,7 +186,7 @@ impl Graph {
         Ok((nodes.len(), of_memory))
     }
 
-    /// Makes an executable graph (`cuGraphInstantiateWithFlags`, since CUDA 11.4).
+    /// Creates an executable graph from this graph (`cuGraphInstantiateWithFlags`, since CUDA 11.4).
     ///
     /// # Errors
     /// The driver's errors.
@@ -199,21 +199,21 @@ impl Graph {
     }
 }
 
-/// An executable graph. Dropping the value destroys the graph. A launch under way still completes.
+/// An executable graph. Dropping this value destroys the executable graph. A running launch still completes.
 pub struct GraphExec {
     driver: Arc<CudaDriver>,
     handle: u64,
 }
 
 impl GraphExec {
-    /// Submits the graph's work to the stream (`cuGraphLaunch`).
+    /// Submits the work of the graph to the stream (`cuGraphLaunch`).
     ///
     /// # Errors
     /// The driver's errors.
     ///
     /// # Safety
-    /// The memory that the graph uses still exists. The graph's work is ordered against all other uses of
-    /// that memory, earlier and later ones.
+    /// The memory that the graph uses still exists. The work of the graph is ordered against all earlier and
+    /// later uses of this memory.
     pub unsafe fn launch(&self, stream: StreamRef) -> DriverResult<()> {
         self.driver.check_alive(stream)?;
         let _context = self.driver.enter()?;

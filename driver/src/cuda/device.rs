@@ -17,16 +17,16 @@ use super::{library, unavailable};
 
 /// One CUDA device, used through its primary context.
 ///
-/// Each process has one driver for each device. The driver lives until the process ends. [`open`](Self::open)
+/// A process has one driver for each device. The driver lives until the process ends. [`open`](Self::open)
 /// returns the same driver each time, until the device's context is reset (`cuDevicePrimaryCtxReset`). After
 /// a reset, the calls of the old driver fail, and `open` returns a new driver.
 ///
 /// [`find`](Self::find) returns the driver without creating the device's primary context. The first call that
-/// needs the context creates it, and the driver keeps it until the process ends. Queries of the name, of an
-/// attribute and of the peers need no context.
+/// needs the context creates it. The driver keeps the context until the process ends. Queries of the name, of
+/// an attribute and of the peers need no context.
 ///
-/// Every call makes the primary context current, and then restores the context that was current before. So
-/// any thread may call, whichever context is current on it.
+/// Every call makes the primary context current. At its end, the call restores the context that was current
+/// before. So any thread may make calls, whichever context is current on the thread.
 ///
 /// ```
 /// use millpond_core::{Driver, Result};
@@ -55,13 +55,14 @@ static OPEN: Mutex<BTreeMap<u32, Arc<CudaDriver>>> = Mutex::new(BTreeMap::new())
 
 impl CudaDriver {
     /// Returns the driver of the CUDA device with this ordinal. Each call returns the same driver, until the
-    /// device's context is reset. Then it returns a new one. The call creates the device's primary context,
-    /// which uses some hundred megabytes of the device. After that, pools of other devices can give this
-    /// device access to their memory.
+    /// device's context is reset. After a reset, the next call returns a new driver.
+    ///
+    /// The call creates the device's primary context, which uses some hundred megabytes of the device's
+    /// memory. After that, pools of other devices can give this device access to their memory.
     ///
     /// # Errors
-    /// [`ErrorKind::NoDevice`] if CUDA cannot be used or has no such device. The driver's error if it refuses
-    /// the device's primary context.
+    /// [`ErrorKind::NoDevice`] if CUDA cannot be used, or has no such device. The driver's error if the
+    /// driver refuses to create the primary context.
     pub fn open(ordinal: u32) -> Result<Arc<Self>> {
         let driver = Self::find(ordinal)?;
         driver.context.get().map_err(|error| Error::from(error).on_device(driver.device()))?;
@@ -69,8 +70,8 @@ impl CudaDriver {
     }
 
     /// Returns the same driver as [`open`](Self::open), without creating the device's context. The first call
-    /// that works on the device creates the context. Use this if a program names devices that it may never
-    /// use.
+    /// that works on the device creates the context. Use this function if a program names devices that it may
+    /// never use.
     ///
     /// # Errors
     /// [`ErrorKind::NoDevice`] if CUDA cannot be used or has no such device.

@@ -1,7 +1,7 @@
-//! CUDA, loaded at run time.
+//! Calls CUDA, which is loaded at run time.
 //!
-//! Programs build, link and start without CUDA. Nothing panics then: [`availability`] returns the reason,
-//! [`device_count`] returns 0, and [`CudaDriver::open`] returns an error.
+//! Programs build, link and start on a machine without CUDA. In that case, nothing panics: [`availability`]
+//! returns the reason, [`device_count`] returns 0, and [`CudaDriver::open`] returns an error.
 //!
 //! ```
 //! use millpond_driver::cuda::{self, CudaDriver};
@@ -14,20 +14,21 @@
 //! ```
 //!
 //! # Why millpond does not call CUDA through cudarc
-//! Calling CUDA through cudarc has three problems:
-//! - cudarc panics if the library or a function is missing.
-//! - It declares results as a closed enum, so an error code of a newer driver is undefined behaviour.
-//! - If another crate of the program asks cudarc to link CUDA at build time, cudarc has no loader. If it has
-//!   one, the loader first looks for `libcuda.so`, which may be a toolkit's stub.
+//! Calling CUDA through cudarc would have three problems:
+//! - cudarc panics if the CUDA library or a function is missing.
+//! - cudarc declares the results of CUDA as a closed enum. If a newer driver returns an unknown error code,
+//!   the behaviour is undefined.
+//! - Another crate of the program may ask cudarc to link CUDA at build time. Then cudarc does not load CUDA
+//!   at run time. Otherwise, cudarc's loader first looks for `libcuda.so`, which may be a toolkit's stub.
 //!
-//! So millpond loads CUDA itself, through the crate libloading. Each function of CUDA may be missing, and
-//! returns its error code as a plain number. millpond also declares CUDA's structures itself. The tests
-//! compare these structures with cudarc's.
+//! So millpond loads CUDA itself, with the crate libloading. If a function of CUDA is missing, calls of it
+//! return an error. Every function returns its error code as a plain number. millpond also declares CUDA's
+//! structures itself. The tests compare these structures with cudarc's structures.
 //!
 //! # Using millpond with cudarc
-//! The feature `cudarc` is on by default. It re-exports [`cudarc`], and converts streams in both directions
-//! ([`stream_ref_of`], [`cudarc_stream_of`]). Both crates use the device's primary context, so each can use
-//! the other's pointers and streams.
+//! The feature `cudarc` is on by default. It re-exports the crate [`cudarc`], and adds two functions that
+//! convert streams: [`stream_ref_of`] and [`cudarc_stream_of`]. millpond and cudarc use the same primary
+//! context of the device. So each can use the pointers and streams of the other.
 //!
 //! cudarc compiles the bindings of one CUDA version. If two crates of a program select different versions,
 //! cudarc does not build. So this crate selects none, and works with the version that another crate selects.
@@ -35,8 +36,8 @@
 //! version that it knows.
 //!
 //! A feature such as `cuda-12080`, or the environment variable `CUDARC_CUDA_VERSION`, selects a version. You
-//! need this if `nvcc` is newer than cudarc, because cudarc then refuses to build. This crate also leaves it
-//! to other crates how cudarc is linked (`fallback-dynamic-loading`).
+//! need such a selection if `nvcc` is newer than cudarc, because cudarc then refuses to build. This crate
+//! also does not select how cudarc is linked (`fallback-dynamic-loading`): other crates select it.
 
 mod abi;
 #[cfg(feature = "cudarc")]
@@ -62,7 +63,7 @@ use millpond_core::{DeviceId, Error, ErrorKind, Result};
 pub use beside_cudarc::{cudarc_stream_of, stream_ref_of};
 pub use capture::{Graph, GraphExec};
 pub(crate) use context::ContextGuard;
-/// The crate cudarc, whose streams and buffers millpond can convert.
+/// The crate cudarc. millpond converts streams and buffers to and from its types.
 #[cfg(feature = "cudarc")]
 pub use cudarc;
 pub use device::CudaDriver;
@@ -74,10 +75,10 @@ pub fn device_count() -> u32 {
 }
 
 /// Checks whether CUDA can be used. The first call loads and initialises the driver library. Later calls
-/// return the same answer.
+/// return the same result.
 ///
 /// # Errors
-/// [`ErrorKind::NoDevice`] if there is no driver or no device. The message gives the driver's reason.
+/// [`ErrorKind::NoDevice`] if there is no driver or no device. The message contains the driver's reason.
 pub fn availability() -> Result<()> {
     library::cuda().map(drop).map_err(unavailable)
 }
@@ -87,8 +88,8 @@ pub fn is_available() -> bool {
     library::cuda().is_ok()
 }
 
-/// Returns the ordinal of the device whose context is current on this thread; `None` if no context is
-/// current.
+/// Returns the ordinal of the device whose context is current on the calling thread. Returns `None` if no
+/// context is current.
 pub fn current_ordinal() -> Option<u32> {
     let cuda = library::cuda().ok()?;
     let (mut context, mut device) = (0, 0);
@@ -100,11 +101,11 @@ pub fn current_ordinal() -> Option<u32> {
     u32::try_from(device).ok()
 }
 
-/// Returns the device of a stream's context; `None` if CUDA cannot be used or the driver cannot tell. The
-/// call creates no context.
+/// Returns the device of a stream's context. Returns `None` if CUDA cannot be used, or if the driver cannot
+/// tell the device. The call creates no context.
 ///
 /// # Errors
-/// The driver's error if it does not know the stream.
+/// The driver's error if the driver does not know the stream.
 ///
 /// # Safety
 /// The stream is alive, or it is a default stream.

@@ -12,13 +12,13 @@ use super::context::PrimaryContext;
 use super::{CudaDriver, abi};
 
 impl CudaDriver {
-    /// Compiles PTX text for this device, and loads the result.
+    /// Compiles PTX text for this device, and loads the compiled code.
     ///
-    /// Tests, tools and examples use it to run a kernel of their own without a compiler.
+    /// Tests, tools and examples use this method to run their own kernels without a compiler.
     ///
     /// # Errors
-    /// `InvalidArgument` if the text contains a NUL. Otherwise the driver's error, with the log of its
-    /// compiler.
+    /// `InvalidArgument` if the text contains a NUL character. Otherwise the driver's error, with the log of
+    /// the driver's PTX compiler.
     pub fn load_ptx(&self, text: &str) -> Result<Module> {
         let image = CString::new(text)
             .map_err(|nul| Error::invalid_argument("PTX text must not contain a NUL").caused_by(nul))?;
@@ -58,8 +58,9 @@ impl CudaDriver {
     }
 }
 
-/// Loaded device code; see [`CudaDriver::load_ptx`]. The code is unloaded when the last clone of the module
-/// and the last [`Function`] of it are dropped. Before that, wait for its kernels.
+/// Loaded device code, from [`CudaDriver::load_ptx`]. The driver unloads the code when the last clone of the
+/// module and the last [`Function`] of the module are dropped. Wait for all kernels of the module before
+/// that.
 #[derive(Clone)]
 pub struct Module(Arc<Loaded>);
 
@@ -115,7 +116,7 @@ impl fmt::Debug for Module {
     }
 }
 
-/// A kernel of a [`Module`]. It keeps the module loaded.
+/// A kernel of a [`Module`]. This value keeps the module loaded.
 #[derive(Clone)]
 pub struct Function {
     module: Module,
@@ -124,17 +125,17 @@ pub struct Function {
 }
 
 impl Function {
-    /// Launches the kernel: `grid` blocks of `block` threads, each block with `shared_bytes` bytes of dynamic
-    /// shared memory.
+    /// Launches the kernel with `grid` blocks of `block` threads. Each block has `shared_bytes` bytes of
+    /// dynamic shared memory.
     ///
     /// # Errors
-    /// The driver's errors. If the kernel itself fails, for example at an illegal address, a later call
-    /// reports the error.
+    /// The driver's errors. The kernel itself may fail later, for example at an illegal address. A later call
+    /// then reports the error.
     ///
     /// # Safety
-    /// `args` points to one value for each of the kernel's parameters, with the type of the parameter. With
-    /// these values, the kernel reads and writes in bounds. Its accesses are ordered against all other uses
-    /// of the memory. The stream is alive and belongs to this device.
+    /// `args` points to one value for each parameter of the kernel. Each value has the type of its parameter.
+    /// With these values, the kernel reads and writes in bounds. The accesses of the kernel are ordered
+    /// against all other uses of the memory. The stream is alive and belongs to this device.
     pub unsafe fn launch(
         &self,
         grid: [u32; 3],

@@ -18,7 +18,7 @@ fn number_of(attribute: MemPoolAttribute, call: &'static str) -> DriverResult<u3
     abi::pool_attribute(attribute).ok_or_else(|| DriverError::new(DriverError::NOT_SUPPORTED, call))
 }
 
-/// The methods with the same names as in [`Driver`](millpond_core::Driver).
+/// Implements the methods of [`Driver`](millpond_core::Driver) with the same names.
 impl CudaDriver {
     pub(super) fn mem_pool_create(&self, props: MemPoolProps) -> DriverResult<MemPool> {
         let _context = self.enter()?;

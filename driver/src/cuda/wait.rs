@@ -98,7 +98,7 @@ impl CudaDriver {
     }
 
     /// Returns whether freeing pinned memory waits for work on other streams. The first call tests this on
-    /// the device. If the test fails, a later call repeats it.
+    /// the device. If the test itself fails, a later call repeats it.
     pub fn frees_wait(&self) -> bool {
         if let Some(seen) = self.frees_wait.get() {
             return *seen;

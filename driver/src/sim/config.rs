@@ -7,19 +7,19 @@ use super::profile::Profile;
 /// when a stream's queue is full.
 pub(super) const DEEPEST_QUEUE: usize = 1024;
 
-/// The order in which pending work of different streams completes.
+/// The order in which a simulated device completes pending work of different streams.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub enum Schedule {
-    /// Each piece of work takes a certain time. It starts as soon as the earlier work of its stream is done
-    /// and the events that it waits for are reached. It completes when the virtual clock reaches the end of
-    /// its time. A driver call advances the clock by the cost of the call. A synchronisation advances the
-    /// clock until the work is done.
+    /// The order follows a virtual clock. Each operation takes a certain time. It starts when the earlier
+    /// work of its stream is done, and when the events that it waits for are reached. It completes when the
+    /// clock reaches the end of its time. A driver call advances the clock by the cost of the call. A
+    /// synchronisation advances the clock until the work is done.
     #[default]
     Timed,
-    /// An adversary with this seed chooses the order. At each step it completes some pending work, or none.
+    /// An adversary with this seed chooses the order. At each step, it completes some pending work, or none.
     /// It may keep a stream waiting for thousands of steps. If the order of the work allows both answers to a
-    /// query, the seed chooses the answer. Every choice that CUDA is free to make can occur.
+    /// query, the adversary chooses the answer. Every choice that CUDA is free to make can occur.
     Seeded(u64),
 }
 
@@ -42,7 +42,7 @@ pub struct SimConfig {
 }
 
 impl SimConfig {
-    /// Returns a configuration with this profile and the timed schedule. No call fails.
+    /// Creates a configuration with this profile and with [`Schedule::Timed`]. No call is planned to fail.
     pub fn new(profile: Profile) -> Self {
         Self {
             profile,
@@ -55,18 +55,18 @@ impl SimConfig {
         }
     }
 
-    /// Returns the configuration of a simulated H200.
+    /// Creates the configuration of a simulated H200.
     pub fn h200() -> Self {
         Self::new(Profile::h200())
     }
 
-    /// Returns the configuration of a simulated A100 with 80 GB. The costs of its driver calls were not
+    /// Creates the configuration of a simulated A100 with 80 GB. The costs of an A100's driver calls were not
     /// measured.
     pub fn a100() -> Self {
         Self::new(Profile::a100())
     }
 
-    /// Returns the configuration of a simulated H200 with another capacity in bytes.
+    /// Creates the configuration of a simulated H200 with another capacity in bytes.
     pub fn with_capacity(bytes: u64) -> Self {
         Self::new(Profile::with_capacity(bytes))
     }
@@ -78,21 +78,23 @@ impl SimConfig {
         self
     }
 
-    /// Sets the schedule.
+    /// Sets the order in which the device completes pending work.
     #[must_use]
     pub fn schedule(mut self, schedule: Schedule) -> Self {
         self.schedule = schedule;
         self
     }
 
-    /// Sets which calls fail; see also [`SimDevice::set_faults`](super::SimDevice::set_faults).
+    /// Sets which calls of the device fail. [`SimDevice::set_faults`](super::SimDevice::set_faults) changes
+    /// this later.
     #[must_use]
     pub fn faults(mut self, faults: FaultPlan) -> Self {
         self.faults = faults;
         self
     }
 
-    /// Makes the device hand out addresses from the upper end of the address space, as a real driver may do.
+    /// Makes the device allocate addresses from the upper end of the address space downwards, as a real
+    /// driver may do.
     #[must_use]
     pub fn falling_addresses(mut self) -> Self {
         self.falling_addresses = true;
@@ -107,7 +109,7 @@ impl SimConfig {
         self
     }
 
-    /// Makes the device unable to access pageable host memory, like a real system without that feature.
+    /// Makes the device unable to access pageable host memory. Some real devices also cannot access it.
     #[must_use]
     pub fn without_pageable_access(mut self) -> Self {
         self.pageable_access = false;

@@ -12,10 +12,10 @@ use parking_lot::{Mutex, MutexGuard, RwLock};
 use super::config::SimConfig;
 use super::state::State;
 
-/// A simulated device; see the [module](super).
+/// A simulated device. The [module](super) describes how it works.
 ///
-/// Any number of threads may use the device. It treats all threads as one host. With several threads, the
-/// trace depends on the order of their calls.
+/// Any number of threads may use the device. The device treats all threads as one host. If several threads
+/// make calls, the result of [`trace_hash`](Self::trace_hash) depends on the order of their calls.
 pub struct SimDevice {
     pub(super) health: Arc<Health>,
     /// Which of the device's contexts this is, counted over its life.
@@ -39,14 +39,14 @@ pub(crate) struct Shared {
     pub(super) is_observed: AtomicBool,
 }
 
-/// A callback that receives the name of each driver call before the call is made.
+/// A callback that receives the name of each driver call just before the device makes the call.
 pub type Observer = Arc<dyn Fn(&'static str) + Send + Sync>;
 
 /// The devices of one machine, in the order in which they were added.
 pub(super) type Devices = Arc<Mutex<Vec<Weak<Shared>>>>;
 
 impl SimDevice {
-    /// Creates a device. It gets the next unused number of the process.
+    /// Creates a device. The device gets the next unused number of the process.
     pub fn new(config: SimConfig) -> Arc<Self> {
         Self::build(config, None).open()
     }
@@ -65,14 +65,14 @@ impl SimDevice {
         })
     }
 
-    /// Returns the simulated device with this id while it lives, as in `SimDevice::find(driver.device())`.
-    /// Returns `None` for a CUDA device.
+    /// Returns the simulated device with this id, as in `SimDevice::find(driver.device())`. Returns `None` if
+    /// the device was dropped, or if the id is not a simulated device's id.
     pub fn find(id: DeviceId) -> Option<Arc<Self>> {
         find(id)
     }
 
-    /// Makes this device the calling thread's current device, which [`crate::current`] returns. To make it
-    /// current only for a while, use [`CurrentDeviceGuard`](crate::CurrentDeviceGuard).
+    /// Makes this device the calling thread's current device, which [`crate::current`] returns. To make the
+    /// device current only for some time, use [`CurrentDeviceGuard`](crate::CurrentDeviceGuard).
     pub fn make_current(&self) {
         crate::thread_device::replace(Some(self.shared.id));
     }

@@ -16,9 +16,9 @@ use crate::CallKind;
 impl SimDevice {
     // --- The program ---
 
-    /// Calls `observer` with the name of each driver call, on the calling thread, before the call is made.
-    /// `None` removes the observer. If the observer makes driver calls itself, it is called for these calls,
-    /// too.
+    /// Installs an observer. The device calls the observer with the name of each driver call, on the calling
+    /// thread, before the device makes the call. `None` removes the observer. If the observer makes driver
+    /// calls itself, the device calls the observer for these calls, too.
     ///
     /// ```
     /// use std::sync::Arc;
@@ -41,46 +41,46 @@ impl SimDevice {
 
     // --- The resource under test ---
 
-    /// Lends a block: reports that the resource under test handed out `bytes` bytes at `ptr` for use on
-    /// `stream`. Call it after `allocate` returns.
+    /// Lends a block: tells the device that the resource under test allocated `bytes` bytes at `ptr` for use
+    /// on `stream`. Call this method after `allocate` returns.
     ///
-    /// The device checks three things:
+    /// The device checks three conditions:
     /// - The block lies in one allocation of this device, at a multiple of 256 bytes.
-    /// - No other lent block shares its addresses or the memory behind them.
-    /// - Later work on `stream` happens after all work that earlier owners of the memory may have submitted
+    /// - No other lent block shares an address, or physical memory, with this block.
+    /// - Later work on `stream` runs after all work that earlier owners of the memory may have submitted
     ///   before they freed it.
     ///
-    /// The source file `model/order` defines which work happens before which. `model/oracle` defines the
-    /// history that the device records.
+    /// The source file `model/order` defines when one operation counts as ordered before another.
+    /// `model/oracle` defines the history that the device records.
     pub fn lend(&self, ptr: DevicePtr, bytes: u64, stream: StreamRef) {
         self.lock().lend(ptr, bytes, stream);
     }
 
-    /// Ends the loan of a block: reports that the resource under test is about to take the block back, in the
-    /// order of `stream`. Call it before `deallocate`.
+    /// Ends the loan of a block: tells the device that the resource under test is about to free the block in
+    /// the order of `stream`. Call this method before `deallocate`.
     ///
     /// The work of the next owner must be ordered after all work that was submitted to `stream` so far. The
-    /// present owner may have used the block on another stream, without ordering `stream` after that use.
-    /// Then the next owner's work must be ordered after that use, too.
+    /// present owner may have used the block on another stream, without ordering `stream` after that use. In
+    /// this case, the next owner's work must be ordered after that use, too.
     pub fn give_back(&self, ptr: DevicePtr, bytes: u64, stream: StreamRef) {
         self.lock().give_back(ptr, bytes, stream);
     }
 
-    /// Submits a simulated kernel that makes all these accesses when it runs.
+    /// Submits a simulated kernel. The kernel makes all these accesses when it runs.
     ///
-    /// At submission, the device checks each range: it must lie in accessible memory, and every use by an
-    /// earlier owner must be ordered before this use. When the kernel runs, the device checks the tags of
-    /// [`Access::check`]. In managed memory, kernels and copies see the bytes of [`Access::write`], but the
-    /// host does not.
+    /// When the kernel is submitted, the device checks each range. The range must lie in accessible memory,
+    /// and every use by an earlier owner must be ordered before the kernel. When the kernel runs, the device
+    /// checks the tags of [`Access::check`]. In managed memory, kernels and copies see the bytes of
+    /// [`Access::write`], but the host does not.
     pub fn launch(&self, stream: StreamRef, accesses: &[Access]) {
         self.launch_lasting(stream, accesses, None);
     }
 
-    /// Does the same as [`launch`](Self::launch), with a kernel that takes `duration_ns` nanoseconds of
-    /// virtual time.
+    /// Submits a simulated kernel, like [`launch`](Self::launch). The kernel takes `duration_ns` nanoseconds
+    /// of virtual time.
     ///
-    /// A stream can hold 1024 unfinished pieces of work. A further launch waits, on the virtual clock, until
-    /// the oldest one is done.
+    /// A stream can hold 1024 unfinished operations. A further launch waits, on the virtual clock, until the
+    /// oldest operation is done.
     pub fn launch_for(&self, stream: StreamRef, accesses: &[Access], duration_ns: u64) {
         self.launch_lasting(stream, accesses, Some(duration_ns));
     }
@@ -97,37 +97,39 @@ impl SimDevice {
 
     // --- Findings ---
 
-    /// Returns the violations so far; only the first thousand if there are more.
+    /// Returns the violations so far. If there are more than a thousand, only the first thousand are
+    /// returned.
     pub fn violations(&self) -> Vec<Violation> {
         self.lock().effects.log.all().to_vec()
     }
 
-    /// Removes and returns the violations so far.
+    /// Returns the violations so far, and removes them from the device.
     pub fn take_violations(&self) -> Vec<Violation> {
         self.lock().effects.log.take()
     }
 
     /// Returns a hash of all driver calls so far, including their addresses, handles and yes-or-no answers.
-    /// If two programs make the same calls, their hashes are equal.
+    /// If two programs make the same calls and get the same answers, the hashes are equal.
     pub fn trace_hash(&self) -> u64 {
         self.lock().trace()
     }
 
     // --- Live objects ---
 
-    /// Returns the number of objects that the program has not freed yet. These are allocations, pinned and
-    /// registered memory, reserved addresses, physical memory, open IPC handles, and created pools.
+    /// Returns the number of objects that the program has created and not freed yet. These objects are
+    /// allocations, pinned and registered memory, reserved addresses, physical memory, open IPC handles, and
+    /// pools.
     pub fn live_allocations(&self) -> usize {
         let state = self.lock();
         state.space.live_mappings() + state.vmm.live() + state.pools.created()
     }
 
-    /// Returns the number of streams that were created and not destroyed.
+    /// Returns the number of streams that were created and not destroyed yet.
     pub fn live_streams(&self) -> usize {
         self.lock().names.live_streams()
     }
 
-    /// Returns the number of events that were created and not destroyed.
+    /// Returns the number of events that were created and not destroyed yet.
     pub fn live_events(&self) -> usize {
         self.lock().names.live_events()
     }
@@ -137,14 +139,14 @@ impl SimDevice {
         self.lock().oracle.lent_blocks()
     }
 
-    /// Returns the bytes of plain, managed, physical, pooled and host memory that were allocated and not
-    /// freed. Each allocation counts with its size rounded up to a multiple of 512.
+    /// Returns the number of bytes of plain, managed, physical, pooled and host memory that are allocated
+    /// now. The size of each allocation is rounded up to a multiple of 512.
     pub fn live_bytes(&self) -> u64 {
         self.lock().space.live()
     }
 
-    /// Returns the bytes of device memory that these allocations use. The free memory in `mem_get_info` is
-    /// smaller by this number. Plain memory counts as pages of 2 MiB, and managed memory does not count.
+    /// Returns the number of bytes of device memory in use. The free memory in `mem_get_info` is smaller by
+    /// this number. Plain memory counts by pages of 2 MiB, and managed memory does not count.
     pub fn used_bytes(&self) -> u64 {
         self.lock().space.used()
     }
@@ -154,21 +156,21 @@ impl SimDevice {
         self.lock().space.peak()
     }
 
-    /// Returns the start and the size in bytes of the last range that was prefetched, and whether it went to
-    /// the host.
+    /// Returns the last range that was prefetched, as its start and its size in bytes. The third value is
+    /// `true` if the range went to the host, and `false` if it went to the device.
     pub fn last_prefetch(&self) -> Option<(DevicePtr, u64, bool)> {
         self.lock().last_prefetch
     }
 
-    /// Returns how many bytes of real host memory hold the contents of the simulated device memory.
+    /// Returns the number of bytes of real host memory that hold the contents of the simulated device memory.
     pub fn committed_bytes(&self) -> u64 {
         self.lock().effects.contents.committed_bytes()
     }
 
     // --- Time, faults, capture ---
 
-    /// Returns the virtual clock in nanoseconds. It counts the costs of all driver calls so far, and the time
-    /// that they have spent waiting.
+    /// Returns the time of the virtual clock in nanoseconds. This is the sum of the costs of all driver calls
+    /// so far, and of the time that calls have spent waiting.
     pub fn virtual_time_ns(&self) -> u64 {
         self.lock().work.now_ns()
     }
@@ -178,18 +180,19 @@ impl SimDevice {
         self.lock().let_pass(ns);
     }
 
-    /// Returns the virtual nanoseconds that the driver calls of each kind have cost, without the time spent
-    /// waiting, in the order of [`CallKind::ALL`](crate::CallKind::ALL).
+    /// Returns the virtual nanoseconds that the driver calls of each kind have cost, in the order of
+    /// [`CallKind::ALL`](crate::CallKind::ALL). The time that calls have spent waiting is not included.
     pub fn call_costs(&self) -> Vec<(CallKind, u64)> {
         self.lock().call_costs()
     }
 
-    /// Returns the number of driver calls so far, without the calls that can never fail.
+    /// Returns the number of driver calls so far. Calls that can never fail are not included.
     pub fn driver_calls(&self) -> u64 {
         self.lock().calls()
     }
 
-    /// Replaces the fault plan, and starts to count calls from 0. If the context was lost, restores it.
+    /// Replaces the plan of failing calls, and restarts the count of calls at 0. If the context was lost,
+    /// restores the context.
     pub fn set_faults(&self, faults: FaultPlan) {
         self.lock().faults = Faults::new(faults);
     }
@@ -199,7 +202,8 @@ impl SimDevice {
         self.lock().faults.failed(kind)
     }
 
-    /// Returns whether a call has failed with a sticky code. Every later call then fails, too.
+    /// Returns whether a call has failed with a sticky error code. After such a failure, every later call
+    /// fails, too.
     pub fn is_lost(&self) -> bool {
         self.lock().faults.is_lost()
     }
@@ -207,11 +211,12 @@ impl SimDevice {
     /// Begins a capture of a graph, on the calling thread (`cuStreamBeginCapture`).
     ///
     /// Until [`end_capture`](Self::end_capture), the device refuses the calls that CUDA refuses during such a
-    /// capture. If such a call ends the capture in CUDA, it also ends it here: see docs/lab/gpu.md.
+    /// capture. If such a call ends the capture in CUDA, the call also ends the capture on the simulated
+    /// device. The document docs/lab/gpu.md lists these calls.
     ///
-    /// The device keeps no graph. During the capture, it orders the work that is submitted to the stream as
-    /// if that work ran. After the capture, captured waits order nothing, and no work outside the capture
-    /// needs to be ordered after captured work.
+    /// The device does not build a graph. During the capture, the device orders the work on the stream as if
+    /// the work ran. After the capture, the captured waits have no effect on the order of work. Work outside
+    /// the capture need not be ordered after captured work.
     ///
     /// ```
     /// use millpond_core::Driver;
@@ -234,9 +239,9 @@ impl SimDevice {
     /// ```
     ///
     /// # Errors
-    /// [`ILLEGAL_STATE`](millpond_core::DriverError::ILLEGAL_STATE) if the stream already captures.
-    /// [`STREAM_CAPTURE_UNSUPPORTED`](millpond_core::DriverError::STREAM_CAPTURE_UNSUPPORTED) if it is the
-    /// legacy default stream.
+    /// [`ILLEGAL_STATE`](millpond_core::DriverError::ILLEGAL_STATE) if the stream is already capturing.
+    /// [`STREAM_CAPTURE_UNSUPPORTED`](millpond_core::DriverError::STREAM_CAPTURE_UNSUPPORTED) if the stream
+    /// is the legacy default stream.
     pub fn begin_capture(&self, stream: StreamRef, mode: CaptureMode) -> DriverResult<()> {
         let mut state = self.lock();
         state.begin_capture(stream, mode).map_err(|refusal| refusal.named("cuStreamBeginCapture"))
@@ -245,9 +250,10 @@ impl SimDevice {
     /// Ends the capture that began on the stream (`cuStreamEndCapture`).
     ///
     /// # Errors
-    /// [`STREAM_CAPTURE_INVALIDATED`](millpond_core::DriverError::STREAM_CAPTURE_INVALIDATED) if a call has
-    /// already ended the capture. The message names the call. Also CUDA's error codes if the stream does not
-    /// capture, if another thread began the capture, or if a forked stream was not joined.
+    /// [`STREAM_CAPTURE_INVALIDATED`](millpond_core::DriverError::STREAM_CAPTURE_INVALIDATED) if another call
+    /// has already ended the capture. The message names that call. Also CUDA's error codes in three cases: if
+    /// the stream is not capturing, if another thread began the capture, or if a forked stream was not
+    /// joined.
     pub fn end_capture(&self, stream: StreamRef) -> DriverResult<()> {
         self.lock().end_capture(stream).map_err(|refusal| refusal.named("cuStreamEndCapture"))
     }

@@ -19,15 +19,18 @@ use crate::CallKind;
 
 /// A machine with several simulated devices.
 ///
-/// The addresses of its devices do not overlap. A device handles an address of another device as CUDA does:
-/// - **Physical memory**: a device can use mapped memory if it was given access to the mapping.
-/// - **Plain memory**: any device can copy it. Before a device can fill it or use it in kernels, it must
-///   [enable peer access](SimDevice::enable_peer_access).
-/// - **Pools of the driver**: a device can use a pool's memory if it was given access to the pool.
-/// - [`copy_peer`](SimDevice::copy_peer) copies from any device to any other.
+/// The addresses of the devices do not overlap. A device treats an address of another device as CUDA does:
+/// - **Physical memory**: a device can use mapped memory if the program gave the device access to the
+///   mapping.
+/// - **Plain memory**: any device can copy it. A device can fill it, or use it in kernels, only after the
+///   program has [enabled peer access](SimDevice::enable_peer_access).
+/// - **Pools of the driver**: a device can use a pool's memory if the program gave the device access to the
+///   pool.
+/// - [`copy_peer`](SimDevice::copy_peer) copies from any device to any other device.
 ///
-/// All other uses fail with `CUDA_ERROR_INVALID_VALUE`. If work uses another device's memory, it runs when it
-/// is submitted, after the earlier work of its stream. The order of work is checked only within one device.
+/// All other uses fail with `CUDA_ERROR_INVALID_VALUE`. If work uses another device's memory, the work runs
+/// at once when it is submitted, after the earlier work of its stream. The order of work is checked only
+/// within one device.
 ///
 /// ```
 /// use millpond_core::Driver;
@@ -57,10 +60,10 @@ impl SimMachine {
         Self::default()
     }
 
-    /// Adds a device to the machine. The device's context is active from now on.
+    /// Adds a device to the machine. The context of the device is active from now on.
     ///
     /// # Panics
-    /// If the machine already has 16 devices.
+    /// Panics if the machine already has 16 devices.
     pub fn add_device(&self, config: SimConfig) -> Arc<SimDevice> {
         let mut devices = self.devices.lock();
         let index = devices.len();
@@ -156,15 +159,16 @@ impl State {
     }
 }
 
-/// Calls that involve other devices.
+/// Calls that use other devices of the machine.
 impl SimDevice {
-    /// Lets this device's kernels and fills use the plain memory of `peer` (`cuCtxEnablePeerAccess`).
+    /// Lets kernels and fills of this device use the plain memory of the device `peer`
+    /// (`cuCtxEnablePeerAccess`).
     pub fn enable_peer_access(&self, peer: &Self) {
         self.lock().peers_enabled.insert(peer.shared.id);
     }
 
-    /// Copies between any two devices of the machine, on a stream of this device (`cuMemcpyPeerAsync`).
-    /// Neither device needs access to the other's memory.
+    /// Copies between any two devices of the machine, on a stream of this device (`cuMemcpyPeerAsync`). The
+    /// copy works even if neither device can access the other's memory.
     ///
     /// # Errors
     /// An error if a range does not lie in one allocation.

@@ -1,19 +1,20 @@
-//! A deterministic simulated device that checks stream order.
+//! Simulates a device. The simulated device is deterministic, and checks stream order.
 //!
-//! [`SimDevice`] implements [`Driver`](millpond_core::Driver). So everything above the driver runs on it
-//! unchanged, on any machine. A simulated device has these parts:
+//! [`SimDevice`] implements [`Driver`](millpond_core::Driver). So all code that uses a driver runs on it
+//! unchanged, on any machine. A simulated device consists of:
 //!
-//! - memory of a fixed size. Its bytes are host memory, which is allocated on the first write;
+//! - memory of a fixed size. The host allocates memory for the contents on the first write;
 //! - streams, events and work. A virtual clock or a seeded adversary chooses the order in which work runs,
 //!   among the orders that CUDA allows ([`Schedule`]);
-//! - a virtual clock. A driver call takes no real time, but advances the clock by the time that it takes on a
-//!   real device ([`Profile`]);
+//! - a virtual clock. A driver call takes no real time, but advances the clock by the time that the call
+//!   takes on a real device ([`Profile`]);
 //! - a plan that tells which calls fail ([`FaultPlan`]);
 //! - an oracle, which checks stream order. The oracle records each broken rule as a [`Violation`]. It uses
-//!   vector clocks to know which work happens before other work. A test reports each block that the resource
-//!   under test hands out or takes back, with [`lend`](SimDevice::lend) and
-//!   [`give_back`](SimDevice::give_back). The test submits the work of the block's users with
-//!   [`launch`](SimDevice::launch).
+//!   vector clocks to know which work runs before other work.
+//!
+//! A test reports each block that the resource under test allocates or frees, with [`lend`](SimDevice::lend)
+//! and [`give_back`](SimDevice::give_back). The test submits the work of the block's users with
+//! [`launch`](SimDevice::launch).
 //!
 //! If a program makes the same calls in the same order, it gets the same addresses, handles, answers and
 //! violations in every process. [`SimDevice::trace_hash`] shows this. Two things differ between processes:

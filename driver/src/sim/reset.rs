@@ -50,19 +50,19 @@ impl State {
 }
 
 impl SimDevice {
-    /// Resets the device's context, as any library may do with `cuDevicePrimaryCtxReset`. Every later call
-    /// through this driver fails with
-    /// [`CONTEXT_IS_DESTROYED`](millpond_core::DriverError::CONTEXT_IS_DESTROYED);
-    /// [`Driver::was_reset`](millpond_core::Driver::was_reset) lists the exceptions.
+    /// Resets the device's context, as any library may do with `cuDevicePrimaryCtxReset`. Every later call of
+    /// this driver fails with [`CONTEXT_IS_DESTROYED`](millpond_core::DriverError::CONTEXT_IS_DESTROYED),
+    /// except the calls that [`Driver::was_reset`](millpond_core::Driver::was_reset) lists.
     /// [`open_again`](Self::open_again) and [`open`](crate::open) return the driver of the new context.
     ///
     /// The reset destroys plain, managed and pinned memory, streams and events. Physical memory, its mappings
-    /// and its addresses stay until they are freed.
+    /// and its addresses stay until the program frees them.
     pub fn reset_context(&self) {
         self.lock().reset_context();
     }
 
-    /// Returns the driver of the device's present context. If the context was not reset, it is this driver.
+    /// Returns the driver of the device's present context. If the context was not reset, this is the same
+    /// driver.
     pub fn open_again(&self) -> Arc<Self> {
         self.shared.open()
     }

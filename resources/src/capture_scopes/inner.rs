@@ -495,7 +495,9 @@ impl<R: DeviceMemoryResource + Send + Sync> Host for Inner<R> {
         let mut routes = self.routes.write();
         if let Some(open) = routes.iter().find(|route| route.id == named.id) {
             let open = open.scope.id;
-            let why = format!("stream {stream} is already open in scope {open}; close it there first");
+            let why = format!(
+                "stream {stream} is already open in scope {open}; close that scope for the stream first"
+            );
             return Err(Error::invalid_argument(why).on_device(self.driver().device()));
         }
         routes.push(Route { stream, id: named.id, scope: Arc::clone(scope) });

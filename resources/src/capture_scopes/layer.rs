@@ -15,7 +15,7 @@ use super::CaptureScopesMemoryResource;
 pub struct CaptureScopesLayer;
 
 impl CaptureScopesLayer {
-    /// Creates the layer; it has no options.
+    /// Creates the layer. The layer has no options.
     pub const fn new() -> Self {
         Self
     }
@@ -32,7 +32,7 @@ impl<R: DeviceMemoryResource + Send + Sync> Layer<R> for CaptureScopesLayer {
 /// Builds `capture_scopes` from text.
 pub(crate) const ENTRY: LayerEntry = LayerEntry {
     name: "capture_scopes",
-    about: "scopes that keep memory for the graphs captured in them",
+    about: "creates scopes, which keep the memory of captured graphs",
     params: &[],
     kind: LayerKind::Layer(|_, upstream| Ok(Arc::new(CaptureScopesMemoryResource::new(upstream)))),
 };

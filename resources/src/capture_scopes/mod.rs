@@ -1,8 +1,8 @@
-//! Scopes for captured graphs. A scope keeps the memory of graphs until its owner drops it.
+//! Defines scopes for captured graphs. A scope keeps the memory of graphs until the scope's owner drops it.
 //!
-//! The layer `capture_scopes` makes each [`CaptureScope`]. The scope allocates its memory from the resource
-//! below that layer: a pool, a pool of the driver, or plain memory. The reasons are in
-//! docs/book/src/design/decisions.md, *Scopes for captures*.
+//! The layer `capture_scopes` creates each [`CaptureScope`]. The scope allocates its memory from the resource
+//! below that layer: a pool, a pool of the driver, or plain memory. The section *Scopes for captures* in
+//! docs/book/src/design/decisions.md gives the reasons for this design.
 
 mod inner;
 mod layer;
@@ -30,17 +30,18 @@ pub use scope::{CaptureScope, CaptureScopes, ScopedStream};
 use inner::Inner;
 use scope::{Host, Scope};
 
-/// Makes [scopes](CaptureScope) for captured graphs. A request that belongs to no scope goes to the upstream.
+/// Creates [scopes](CaptureScope) for captured graphs. A request that belongs to no scope goes to the
+/// upstream.
 ///
-/// The cost of such requests depends on the scopes:
+/// A request outside all scopes costs more while scopes are in use:
 /// - While no stream is open in a scope, an allocation costs one extra load.
-/// - While a stream is open, an allocation on another stream searches the open streams. It also asks the
-///   driver whether its stream belongs to a capture (`cuStreamGetCaptureInfo`).
+/// - While a stream is open in a scope, an allocation on another stream searches the open streams. The
+///   allocation also asks the driver whether its stream belongs to a capture (`cuStreamGetCaptureInfo`).
 /// - While no scope has memory, a free costs one extra load. Otherwise, a free looks up its address in a
 ///   sharded table.
 ///
-/// Put this layer above pools and bins. A pool above the layer would be wrong: it would allocate its own
-/// memory from a scope, and hand that memory to other streams.
+/// Put this layer above pools and bins. Do not put a pool above this layer. Such a pool would allocate its
+/// own memory from a scope, and give that memory to other streams.
 ///
 /// See [`CaptureScope`] for an example.
 ///
@@ -48,7 +49,7 @@ use scope::{Host, Scope};
 pub struct CaptureScopesMemoryResource<R: DeviceMemoryResource>(Arc<Inner<R>>);
 
 impl<R: DeviceMemoryResource> CaptureScopesMemoryResource<R> {
-    /// Makes scopes whose memory comes from `upstream`.
+    /// Creates the resource. The memory of its scopes comes from `upstream`.
     pub fn new(upstream: R) -> Self {
         Self(Arc::new(Inner::new(upstream)))
     }
@@ -131,7 +132,7 @@ unsafe impl<R: DeviceMemoryResource + Send + Sync> DeviceMemoryResource for Capt
         true
     }
 
-    /// Returns the upstream's statistics. They count each span of a scope as one live block.
+    /// Returns the upstream's statistics. These statistics count each span of a scope as one live block.
     fn statistics(&self) -> Option<ResourceStatistics> {
         let known = self.0.upstream.statistics();
         match self.0.misuses.load(Ordering::Relaxed) {

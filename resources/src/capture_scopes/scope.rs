@@ -10,56 +10,59 @@ use parking_lot::Mutex;
 
 use super::memory::Memory;
 
-/// Memory that belongs to captured graphs. While a stream is open in the scope, the scope serves the stream's
-/// allocations. The blocks stay with the scope until the scope is dropped, even after they are freed.
+/// Keeps memory for captured graphs. While a stream is open in the scope, the scope serves the stream's
+/// allocations. The blocks belong to the scope until the scope is dropped, even after they are freed.
 ///
-/// # Which requests it serves
-/// The scope serves two kinds of streams: streams that [`begin`](Self::begin) opened, and streams that were
-/// forked into the capture of an open stream. The second kind needs CUDA 11.3, because older drivers do not
-/// number captures. Requests of all other streams bypass the scope.
+/// # Which requests the scope serves
+/// The scope serves requests on two kinds of streams: streams that were opened with [`begin`](Self::begin),
+/// and streams that joined the capture of an open stream. The second kind needs CUDA 11.3, because older
+/// drivers do not number captures. Requests on all other streams bypass the scope.
 ///
 /// The scope allocates its memory in large spans from the resource below its layer, outside of the capture.
-/// So the graph gets no nodes for allocations, waits, or records.
+/// So the graph gets no nodes for allocations, waits, or records of events.
 ///
 /// # Reuse
-/// If a capture allocates and frees a block, later requests of the same stream in that capture reuse the
-/// block. Once no stream is open in the scope, all such blocks are free for the scope's next capture. So
-/// several graphs may share a scope, and together need no more memory than the largest of them.
+/// If a capture allocates and frees a block, later requests on the same stream in that capture reuse the
+/// block. When no stream is open in the scope any more, all such blocks are free for the scope's next
+/// capture. So several graphs can share a scope. Together they need no more memory than the largest of these
+/// graphs.
 ///
 /// A capture may also free a block that it did not allocate. Such a block was allocated before the capture,
-/// or an earlier capture left it live. Work outside of the capture may still use the block, so other requests
-/// get it only after that work is done. When the scope closes for a stream, it records an event on the
-/// stream. A later allocation checks whether the device has reached the event.
+/// or an earlier capture left the block live. Work outside of the capture may still use the block, so other
+/// requests get the block only after that work is done. When the scope closes for a stream, the scope records
+/// an event on the stream. A later allocation checks whether the device has reached the event.
 ///
 /// If a stream was made by another library and was not opened in the scope, the scope cannot record an event
-/// on it. The scope then waits for the whole device before it reports that memory is out. Before CUDA 11.3,
-/// this applies to all blocks, because captures have no numbers.
+/// on the stream. In this case, the scope waits for the whole device before it reports that memory is out.
+/// Before CUDA 11.3, the scope does this for all blocks, because captures have no numbers.
 ///
 /// # Duties of the program
 ///
-/// - A capture may free a block that work outside of captures uses. The program must order that work in one
-///   of two ways. Either the work runs on a stream that is open in the scope, or on the stream that allocated
-///   the block. Or it happens before later work of one of these streams or of the stream of the free. A
-///   captured order does not count, because it holds for the graph alone.
+/// - If a capture frees a block that work outside of captures also uses, order this outside work in one of
+///   two ways. One way is to run the work on a stream that is open in the scope, or on the stream that
+///   allocated the block. The other way is to make one of these streams, or the stream of the free, wait for
+///   the outside work. A wait inside a graph is not enough, because it holds only for the graph.
 /// - If a capture allocates a block, use the block outside of that capture only after the capture has ended.
-/// - The graphs of a scope must never run at the same time, on whichever streams they are launched. If an
-///   open stream uses blocks of the scope outside of a capture, that work counts as a graph.
-/// - A block leaves the capture if it is still live when the capture ends, like the output of a graph. A
-///   launch of its own graph may overwrite such a block. A launch of a graph that was captured *before* it in
-///   the scope may overwrite it, too. If graphs are launched in the order of their captures, each graph finds
-///   the outputs of the earlier ones.
+/// - Never run two graphs of a scope at the same time, even on different streams. If an open stream uses
+///   blocks of the scope outside of a capture, that work counts as a graph.
+/// - If a block is still live when its capture ends, the block leaves the capture, like the output of a
+///   graph. A launch of the same graph may overwrite this block. A launch of a graph that was captured
+///   *earlier* in the scope may also overwrite it. If you launch the graphs in the order of their captures,
+///   each graph finds the outputs of the earlier graphs.
 ///
-/// [`ScopedStream::end`] returns the blocks that left the capture. Free such a block like any other, on any
-/// stream. The block returns to its scope. After the work before its free is done, a later capture of the
-/// scope may reuse it. If a block is freed on a stream that captures outside the scope, the block belongs to
-/// the graph of that capture. No request gets this block before the scope ends.
+/// [`ScopedStream::end`] returns the blocks that left the capture. Free such a block like any other block, on
+/// any stream. The block then returns to its scope. After the work before the free is done, a later capture
+/// of the scope may reuse the block. If you free the block on a stream that captures outside the scope, the
+/// block belongs to the graph of that capture. No request gets this block before the scope ends.
 ///
 /// # The end of a scope
-/// Clones share a scope. The scope ends when the last clone is dropped and no stream is open in it. The scope
-/// then waits for all work on the device, so that earlier launches are done, and returns its memory to the
-/// resource below. Blocks that are still live stay valid. The scope returns their spans when the blocks are
-/// freed. Do not launch a graph after its scope has ended. A scope may outlive the resource that made it. It
-/// then also keeps that resource's memory.
+/// Clones share a scope. The scope ends when the last clone is dropped and no stream is open in the scope.
+/// Then the scope waits for all work on the device, so that earlier launches are done, and returns its memory
+/// to the resource below. Blocks that are still live stay valid. The scope returns the spans of these blocks
+/// when the blocks are freed.
+///
+/// Do not launch a graph after its scope has ended. A scope may outlive the resource that created it. Such a
+/// scope also keeps the memory of that resource.
 ///
 /// ```
 /// use millpond_core::driver::{CaptureMode, StreamFlags};
@@ -97,13 +100,13 @@ use super::memory::Memory;
 pub struct CaptureScope(Arc<Owner>);
 
 impl CaptureScope {
-    /// Makes a new scope in the outermost layer `capture_scopes` of a stack. The scope holds no memory yet.
+    /// Creates a scope in the outermost layer `capture_scopes` of a stack. The new scope holds no memory.
     ///
     /// # Errors
     /// [`Unsupported`](ErrorKind::Unsupported) if the stack has no such layer.
     pub fn of(resource: &dyn DeviceMemoryResource) -> Result<Self> {
         let layer = find_trait::<dyn CaptureScopes>(resource).ok_or_else(|| {
-            let why = "no layer of the stack makes scopes; add +capture_scopes";
+            let why = "no layer of the stack creates capture scopes; add +capture_scopes";
             let error = Error::new(ErrorKind::Unsupported, why);
             error.on_device(resource.driver().device()).in_stack(resource)
         })?;
@@ -114,20 +117,20 @@ impl CaptureScope {
         Self(Arc::new(Owner { host, scope }))
     }
 
-    /// Returns the scope's number, counted from 1. It is unique in the process.
+    /// Returns the number of the scope, counted from 1. No two scopes of a process have the same number.
     pub fn id(&self) -> u64 {
         self.0.scope.id
     }
 
-    /// Opens the scope for a stream. From now on, the scope serves the stream's requests on any thread. Call
-    /// this before or after the capture begins. Close the scope for the stream after the capture has ended,
-    /// with [`ScopedStream::end`].
+    /// Opens the scope for a stream. From now on, the scope serves all requests on the stream, from any
+    /// thread. Call this method before or after the capture begins. After the capture has ended, close the
+    /// scope for the stream with [`ScopedStream::end`].
     ///
     /// A scope may be open for several streams, in one capture or in simultaneous captures. Simultaneous
     /// captures do not share freed blocks. The stream must stay alive until the returned value is dropped.
     ///
     /// # Errors
-    /// [`InvalidArgument`](ErrorKind::InvalidArgument) if the stream is already open in a scope of this
+    /// [`InvalidArgument`](ErrorKind::InvalidArgument) if the stream is already open in a scope of the same
     /// layer, and [`Poisoned`](ErrorKind::Poisoned) if the device is lost.
     pub fn begin(&self, stream: StreamRef) -> Result<ScopedStream> {
         let since = self.0.host.open(&self.0.scope, stream)?;
@@ -139,7 +142,7 @@ impl CaptureScope {
         self.0.scope.memory.lock().blocks(self.id(), 0)
     }
 
-    /// Returns the memory that the scope holds now.
+    /// Returns a report of the memory that the scope holds now.
     pub fn memory(&self) -> ScopeMemory {
         self.0.scope.memory.lock().report(self.id())
     }
@@ -151,8 +154,8 @@ impl fmt::Debug for CaptureScope {
     }
 }
 
-/// A stream that is open in a [`CaptureScope`]. Any thread may [end](Self::end) or drop this value. The scope
-/// then closes for the stream.
+/// A stream that is open in a [`CaptureScope`]. If any thread [ends](Self::end) or drops this value, the
+/// scope closes for the stream.
 #[must_use = "the stream's requests are served from the scope only while this lives"]
 pub struct ScopedStream {
     owner: Arc<Owner>,
@@ -162,8 +165,8 @@ pub struct ScopedStream {
 }
 
 impl ScopedStream {
-    /// Closes the scope for the stream. Returns the blocks that leave the capture: the scope allocated them
-    /// while the stream was open, and they are still live.
+    /// Closes the scope for the stream. Returns the blocks that leave the capture: blocks that the scope
+    /// allocated while the stream was open, and that are still live.
     pub fn end(self) -> Vec<BlockInfo> {
         let scope = &self.owner.scope;
         scope.memory.lock().blocks(scope.id, self.since)
@@ -190,15 +193,16 @@ impl fmt::Debug for ScopedStream {
     }
 }
 
-/// A layer that makes scopes. [`CaptureScope::of`] finds the layer in a stack.
+/// A layer that creates capture scopes. [`CaptureScope::of`] finds such a layer in a stack.
 pub trait CaptureScopes {
-    /// Makes a new scope, which holds no memory yet.
+    /// Creates a scope, which holds no memory yet.
     fn new_scope(&self) -> CaptureScope;
 
-    /// Returns the memory of each scope that holds memory or may still get some, in the order of their ids.
+    /// Returns the memory of each scope that holds memory or may still allocate, in the order of the scopes'
+    /// numbers.
     fn scopes(&self) -> Vec<ScopeMemory>;
 
-    /// Returns the number of streams that are open in a scope.
+    /// Returns the number of streams that are open in any scope of the layer.
     fn open_streams(&self) -> usize;
 }
 

@@ -15,21 +15,30 @@ pub(crate) const CUDA_ASYNC: LayerEntry = LayerEntry {
     name: "cuda_async",
     about: "a pool of CUDA's stream-ordered allocator (cuMemAllocFromPoolAsync)",
     params: &[
-        ("initial", "bytes to allocate when it is built: a size, or a percentage of free memory (default 0)"),
+        (
+            "initial",
+            "bytes that the pool allocates when it is built: a size, or a percentage of free memory (default \
+             0)",
+        ),
         ("release_threshold", "bytes that the pool keeps at a synchronisation (default: all)"),
         (
             "max",
-            "the most bytes that it may hold: a size, or a percentage of free memory (default: all memory)",
+            "the most bytes that the pool may hold: a size, or a percentage of free memory (default: all \
+             memory)",
         ),
         (
             "reuse",
             "how the driver reuses memory that other streams have freed: \
              follow/opportunistic/internal (default), some of them, or own",
         ),
-        ("handles", "handles through which other processes import it: none (default), fd, fabric, fd/fabric"),
+        (
+            "handles",
+            "handles with which other processes can import the pool: none (default), fd, fabric, fd/fabric",
+        ),
         (
             "hw_decompress",
-            "whether the decompression engine can use it: auto (default: since CUDA 12.8), on, off",
+            "whether the device's decompression engine can use the memory: auto (default: since CUDA 12.8), \
+             on, off",
         ),
     ],
     kind: LayerKind::ReadBase(|params| {

@@ -25,11 +25,12 @@ const HW_DECOMPRESS_SINCE: i32 = 12_080;
 /// Allocates from its own pool of CUDA's stream-ordered allocator, with `cuMemAllocFromPoolAsync` and
 /// `cuMemFreeAsync`.
 ///
-/// The driver reuses memory between streams. When a stream, an event or the device is synchronised, the pool
-/// keeps its free memory, unless [`release_threshold`](CudaAsyncOptions::release_threshold) is set. If the
-/// resource is dropped, its live blocks are freed, unless a clone of its [`pool`](Self::pool) still exists.
+/// The driver reuses freed memory, also between streams. When a stream, an event or the device is
+/// synchronised, the pool keeps its free memory, unless
+/// [`release_threshold`](CudaAsyncOptions::release_threshold) is set. When the resource is dropped, its live
+/// blocks are freed, unless a clone of its [`pool`](Self::pool) still exists.
 ///
-/// [`memory_pool`](crate::memory_pool) explains how the pool behaves during graph captures.
+/// [`memory_pool`](crate::memory_pool) explains how the pool behaves while a graph is captured.
 ///
 /// ```
 /// use millpond_core::{DeviceMemoryResourceExt, StreamRef};
@@ -53,12 +54,12 @@ pub struct CudaAsyncMemoryResource {
 }
 
 impl CudaAsyncMemoryResource {
-    /// Makes a pool, and a resource that allocates from it.
+    /// Creates a pool, and a resource that allocates from the pool.
     ///
     /// # Errors
-    /// [`Unsupported`](ErrorKind::Unsupported) if the driver or the device has no such pools,
-    /// [`OutOfMemory`](ErrorKind::OutOfMemory) if the device has too little memory for the initial bytes, and
-    /// the driver's errors.
+    /// [`Unsupported`](ErrorKind::Unsupported) if the driver or the device does not support stream-ordered
+    /// memory pools; [`OutOfMemory`](ErrorKind::OutOfMemory) if the device has too little memory for the
+    /// initial bytes; and the driver's errors.
     pub fn new(driver: DriverHandle, options: CudaAsyncOptions) -> Result<Self> {
         Self::said(driver, options, Sizes::of(&options))
     }
@@ -154,12 +155,12 @@ enum Viewed {
     Other,
 }
 
-/// Allocates from an existing pool of CUDA's stream-ordered allocator, which other code may use too. It can
-/// be the device's default or current pool, or any [`MemoryPool`].
+/// Allocates from an existing pool of CUDA's stream-ordered allocator, which other code may also use. The
+/// pool is the device's default pool, the device's current pool, or any [`MemoryPool`].
 ///
-/// The resource does not change the pool's settings. By default, CUDA's default pool returns all free memory
-/// to the device at each synchronisation. Blocks that are still live stay valid after the resource is
-/// dropped.
+/// The resource does not change the pool's settings. With CUDA's default settings, a pool returns all free
+/// memory to the device at each synchronisation. Blocks that are live when the resource is dropped stay
+/// valid.
 ///
 /// ```
 /// use millpond_core::{DeviceMemoryResource, DeviceMemoryResourceExt, StreamRef};
@@ -184,7 +185,7 @@ pub struct CudaAsyncViewMemoryResource {
 }
 
 impl CudaAsyncViewMemoryResource {
-    /// Returns a resource over this pool.
+    /// Creates a resource that allocates from this pool.
     ///
     /// # Errors
     /// [`Unsupported`](ErrorKind::Unsupported) for an imported pool, and the driver's errors.
@@ -192,7 +193,7 @@ impl CudaAsyncViewMemoryResource {
         Self::over(pool, Viewed::Other)
     }
 
-    /// Returns a resource over the device's default pool.
+    /// Creates a resource that allocates from the device's default pool.
     ///
     /// # Errors
     /// The driver's errors.
@@ -200,7 +201,7 @@ impl CudaAsyncViewMemoryResource {
         Self::over(MemoryPool::default_of(driver)?, Viewed::Default)
     }
 
-    /// Returns a resource over the pool that is the device's current pool at this moment.
+    /// Creates a resource that allocates from the pool that is now the device's current pool.
     ///
     /// # Errors
     /// The driver's errors.
@@ -252,14 +253,16 @@ fn accessibility_of(pool: &MemoryPool, viewed: Viewed) -> Result<Accessibility> 
     })
 }
 
-/// Allocates managed memory from the driver's default pool for it (needs CUDA 13.0 or newer). Host and device
-/// use managed memory at the same address.
+/// Allocates managed memory from the driver's default pool of managed memory (since CUDA 13.0). Host and
+/// device use managed memory at the same address.
 ///
-/// Two resources of a device are equal, because they share the pool. CUDA's default for the pool's release
-/// threshold is 0: each synchronisation returns all free memory to the system. To release managed memory and
-/// allocate it again takes longer than a program's kernels (RMM's issue 2510). So if the threshold is 0, the
-/// resource raises it, and the pool keeps its memory. Blocks that are still live stay valid after the
-/// resource is dropped.
+/// All resources of this type on one device share the pool, so they are equal. Blocks that are live when a
+/// resource is dropped stay valid.
+///
+/// The resource keeps freed memory in the pool. CUDA's default is different: a release threshold of 0, with
+/// which the pool returns all free memory at each synchronisation. Releasing and allocating managed memory
+/// again can take longer than a program's kernels (RMM's issue 2510). So if the threshold is 0, the resource
+/// raises the threshold.
 ///
 /// ```
 /// use millpond_core::{Accessibility, DeviceMemoryResource};
@@ -277,11 +280,11 @@ pub struct CudaAsyncManagedMemoryResource {
 }
 
 impl CudaAsyncManagedMemoryResource {
-    /// Returns a resource over the driver's default pool of managed memory.
+    /// Creates a resource that allocates from the driver's default pool of managed memory.
     ///
     /// # Errors
-    /// [`Unsupported`](ErrorKind::Unsupported) before CUDA 13.0, and on a device that cannot use managed
-    /// memory at the same time as the host. Also the driver's errors.
+    /// [`Unsupported`](ErrorKind::Unsupported) before CUDA 13.0; [`Unsupported`](ErrorKind::Unsupported) if
+    /// the device and the host cannot use managed memory at the same time; and the driver's errors.
     pub fn new(driver: DriverHandle) -> Result<Self> {
         let pool = Self::pool_of(driver).map_err(|error| error.in_stack("cuda_async_managed"))?;
         Ok(Self { memory: AsyncMemory::new(pool, Accessibility::DEVICE_AND_HOST) })
@@ -353,7 +356,7 @@ macro_rules! async_resource {
                 self.memory.pool().memory_info().map_err(|error| error.in_stack(self))
             }
 
-            /// Returns whether both use the same pool.
+            /// Returns whether the two resources use the same pool.
             fn is_equal(&self, other: &dyn DeviceMemoryResource) -> bool {
                 downcast::<Self>(other).is_some_and(|other| self.memory.pool() == other.memory.pool())
             }
@@ -366,7 +369,7 @@ macro_rules! async_resource {
                 self.memory.accessibility()
             }
 
-            /// Returns only the misuses, if there are any; ask the pool for the bytes in use.
+            /// Returns only the number of misuses, if there are any. The pool reports the bytes in use.
             fn statistics(&self) -> Option<ResourceStatistics> {
                 self.memory.statistics()
             }

@@ -12,10 +12,10 @@ use crate::memory_pool::PoolReuse;
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 #[non_exhaustive]
 pub enum HwDecompress {
-    /// The engine can use the memory if the driver can make such a pool (since CUDA 12.8).
+    /// The engine can use the memory if the driver supports this (since CUDA 12.8).
     #[default]
     Auto,
-    /// The engine can use the memory. If the driver cannot make such a pool, building the resource fails.
+    /// The engine can use the memory. If the driver does not support this, building the resource fails.
     On,
     /// The engine cannot use the memory.
     Off,
@@ -68,19 +68,21 @@ pub(super) fn handles_of(text: &str) -> Result<HandleTypes> {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub struct CudaAsyncOptions {
-    /// The bytes that the pool allocates when it is made (default 0).
+    /// The number of bytes that the pool allocates when it is created (default 0).
     pub initial_bytes: u64,
-    /// The bytes that the pool keeps at a synchronisation. `None` (the default) keeps all, because releasing
-    /// memory and allocating it again would stall the program.
+    /// The number of bytes that the pool keeps at a synchronisation. With `None` (the default), the pool
+    /// keeps all memory, because releasing memory and allocating it again would stall the program.
     pub release_threshold: Option<u64>,
-    /// The most bytes that the pool may hold. `None` (the default) means all memory of the device.
+    /// The most bytes that the pool may hold. `None` (the default) means no limit below the memory of the
+    /// device.
     pub maximum_bytes: Option<u64>,
-    /// How the driver may reuse memory that other streams have freed (default: in every way).
+    /// How the driver may reuse memory that other streams have freed. By default, the driver may use all
+    /// three methods that [`PoolReuse`] lists.
     pub reuse: PoolReuse,
-    /// The kinds of handles through which other processes can import the pool (default: none). The driver
-    /// returns the memory of an exportable pool to the device only when the pool is destroyed.
+    /// The types of handles with which other processes can import the pool (default: none). If the set is not
+    /// empty, the driver returns the pool's memory to the device only when the pool is destroyed.
     pub handles: HandleTypes,
-    /// Whether the device's decompression engine can use the memory.
+    /// Whether the device's decompression engine can use the pool's memory.
     pub hw_decompress: HwDecompress,
 }
 

@@ -17,8 +17,8 @@ use super::pageable::Pageable;
 /// Builds `sam_headroom` from text.
 pub(crate) const ENTRY: LayerEntry = LayerEntry {
     name: "sam_headroom",
-    about: "memory of the system's allocator; keeps a part of the device free",
-    params: &[("headroom", "bytes of the device to leave free; required")],
+    about: "memory of the system's allocator; keeps a part of the device's memory free",
+    params: &[("headroom", "bytes of the device's memory to leave free; required")],
     kind: LayerKind::ReadBase(|params| {
         let headroom: ByteSize = params.get("headroom")?.ok_or_else(|| {
             Error::invalid_stack(
@@ -33,14 +33,15 @@ pub(crate) const ENTRY: LayerEntry = LayerEntry {
     }),
 };
 
-/// Memory of the system's allocator, as from [`SystemMemoryResource`](crate::SystemMemoryResource). Unlike
-/// that resource, this one leaves `headroom_bytes` of the device's memory free.
+/// Memory of the system's allocator, as from [`SystemMemoryResource`](crate::SystemMemoryResource). This
+/// resource also leaves `headroom_bytes` of the device's memory free.
 ///
-/// When the resource allocates a block, it reads the device's free memory. It advises the driver to place the
-/// first part of the block on the device, and the rest on the host. The size of the first part is the
-/// device's free memory beyond the headroom, rounded down to a multiple of 256 bytes. An allocation makes one
-/// query and one or two calls of `cuMemAdvise`. If the driver refuses the advice, the allocation still
-/// succeeds.
+/// When the resource allocates a block, it reads how much memory of the device is free. The resource advises
+/// the driver to place the start of the block on the device, and the rest of the block on the host. The size
+/// of the start is the device's free memory beyond the headroom, rounded down to a multiple of 256 bytes.
+///
+/// An allocation makes one query and one or two calls of `cuMemAdvise`. If the driver refuses the advice, the
+/// allocation still succeeds.
 ///
 /// ```
 /// use millpond_core::DeviceMemoryResourceExt;
@@ -62,7 +63,7 @@ pub struct SamHeadroomMemoryResource {
 }
 
 impl SamHeadroomMemoryResource {
-    /// Returns a resource that leaves `headroom_bytes` of the device free.
+    /// Creates a resource that leaves `headroom_bytes` of the device's memory free.
     ///
     /// # Errors
     /// [`Unsupported`](millpond_core::ErrorKind::Unsupported) if the device cannot access pageable memory,
@@ -72,7 +73,7 @@ impl SamHeadroomMemoryResource {
         Ok(Self { memory: Pageable::for_device(driver)?, headroom_bytes, headroom })
     }
 
-    /// Returns how many bytes of the device's memory the resource leaves free.
+    /// Returns the number of bytes of the device's memory that the resource leaves free.
     pub fn headroom_bytes(&self) -> u64 {
         self.headroom_bytes
     }

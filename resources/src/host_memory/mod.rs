@@ -1,5 +1,5 @@
-//! Host memory: resources over the system's allocator, and allocators for the host over any resource whose
-//! memory the host can access.
+//! Allocates host memory. One group of resources uses the system's allocator. [`HostResource`] makes an
+//! allocator for host code from any resource whose memory the host can access.
 //!
 //! | item | purpose |
 //! |---|---|

@@ -263,10 +263,10 @@ macro_rules! pageable_resource {
 
 pageable_resource! {
     /// Memory of the system's allocator with the requested alignment, for the host only. The resource ignores
-    /// the stream, and does not wait when it frees a block. So free a block only after all copies to and from
-    /// it are done.
+    /// the stream, and a free does not wait. So free a block only after all copies to and from the block are
+    /// done.
     ///
-    /// The resource knows its live blocks, and refuses to free anything else.
+    /// The resource records its live blocks, and refuses to free any other pointer.
     ///
     /// ```
     /// use millpond_core::{Accessibility, DeviceMemoryResource};
@@ -291,26 +291,26 @@ pageable_resource! {
 }
 
 impl PageableHostMemoryResource {
-    /// Creates the resource for this driver's device. Pools on top of the resource use the device's streams.
+    /// Creates the resource. A pool on top of the resource uses the streams of the driver's device.
     pub fn new(driver: DriverHandle) -> Self {
         Self(Pageable::new(driver, false))
     }
 }
 
 pageable_resource! {
-    /// Memory of the system's allocator, on a device that can access it. The system places each page on the
-    /// host or on the device, whichever uses the page first.
+    /// Memory of the system's allocator, on a device that can access such memory. When the host or the device
+    /// first uses a page, the system places the page in the memory of that user.
     ///
-    /// A free waits for the device's work, like a free of plain CUDA memory. If the wait would end the
-    /// capture of a graph, a later call frees the block. The resource knows its live blocks, and refuses to
-    /// free anything else. Two resources of the same device are equal.
+    /// A free waits for all work of the device, like a free of plain CUDA memory. If the wait would end the
+    /// capture of a graph, a later call frees the block instead. The resource records its live blocks, and
+    /// refuses to free any other pointer. Two resources of the same device are equal.
     ///
     #[doc = include_str!("../../layers/system.md")]
     SystemMemoryResource, SYSTEM.name, Accessibility::DEVICE_AND_HOST
 }
 
 impl SystemMemoryResource {
-    /// Creates the resource for this driver's device.
+    /// Creates the resource for the driver's device.
     ///
     /// # Errors
     /// [`Unsupported`](ErrorKind::Unsupported) if the device cannot access pageable memory, and the driver's

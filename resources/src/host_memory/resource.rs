@@ -10,42 +10,43 @@ use millpond_core::{
     AnyResource, DeviceMemoryResource, DevicePtr, Error, Layout, Result, StreamRef, debug_as_text,
 };
 
-/// An owned, type-erased, thread-safe handle to an allocator for the host.
+/// An owned, type-erased handle to an allocator for host code. Threads may share the handle.
 pub type AnyHostResource = Arc<dyn HostMemoryResource + Send + Sync>;
 
-/// An allocator for memory that the host reads and writes. Its calls name no stream.
+/// An allocator of memory for host code. Its methods take no stream argument.
 ///
-/// [`HostResource`] makes such an allocator from any stack whose memory the host can access. So every layer
-/// and every stack text also works for the host: `host+pool+statistics`, `pinned_host+pool+limiting`.
+/// [`HostResource`] makes such an allocator from any stack whose memory the host can access. So layers and
+/// stack texts also work for host memory, as in `host+pool+statistics` or `pinned_host+pool+limiting`.
 ///
 /// # Safety
-/// The implementor guarantees the following for each block that [`allocate`](Self::allocate) returns, because
-/// safe code uses the block without checks:
-/// - The block holds at least `layout.bytes()` bytes, which the host may read and write.
-/// - It starts at a multiple of `layout.alignment()`.
-/// - It overlaps no other live block.
-/// - No work of the device uses it when the call returns.
+/// Safe code uses the blocks without checks. So the implementor guarantees the following for each block that
+/// [`allocate`](Self::allocate) returns:
+/// - The block holds at least `layout.bytes()` bytes, and the host may read and write them.
+/// - The block starts at a multiple of `layout.alignment()`.
+/// - The block overlaps no other live block.
+/// - When the call returns, no work of the device uses the block.
 pub unsafe trait HostMemoryResource: Any + Debug + Display {
-    /// Allocates a block that the host may use at once. A request for zero bytes returns a dangling pointer
-    /// with the layout's alignment.
+    /// Allocates a block that host code may use as soon as the call returns. A request for zero bytes returns
+    /// a dangling pointer with the alignment of `layout`.
     ///
     /// # Errors
     /// [`OutOfMemory`](millpond_core::ErrorKind::OutOfMemory) if the resource has no block for the request,
     /// and the resource's other errors.
     fn allocate(&self, layout: Layout) -> Result<NonNull<u8>>;
 
-    /// Frees a block. If the resource can tell that the pointer is wrong, it refuses the call and reports it.
+    /// Frees a block. If the resource can tell that the pointer is wrong, it refuses the call and reports the
+    /// misuse.
     ///
     /// # Safety
-    /// `ptr` and `layout` come from one `allocate` of this resource. Nothing uses the block any more, neither
-    /// on the host nor on a device.
+    /// `ptr` and `layout` come from one `allocate` of this resource. Neither the host nor a device uses the
+    /// block any more.
     unsafe fn deallocate(&self, ptr: NonNull<u8>, layout: Layout);
 }
 
 /// Allocates memory for host code from a stack. The host must be able to access the stack's memory.
 ///
-/// It allocates and frees blocks on a separate stream, on which no other work runs. So a call waits for
-/// earlier device work on the same memory, but not for other work.
+/// The allocator allocates and frees blocks on a stream of its own, on which no other work runs. So an
+/// allocation waits for earlier work of the device only if that work used the same memory.
 ///
 /// ```
 /// use millpond_core::{DeviceMemoryResourceExt, Layout};
@@ -71,7 +72,7 @@ pub struct HostResource<R: DeviceMemoryResource = AnyResource> {
 }
 
 impl<R: DeviceMemoryResource> HostResource<R> {
-    /// Makes an allocator for the host from a resource.
+    /// Creates an allocator for host code from a resource.
     ///
     /// # Errors
     /// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) if the host cannot access the
@@ -87,7 +88,7 @@ impl<R: DeviceMemoryResource> HostResource<R> {
         Ok(Self { resource, stream })
     }
 
-    /// Returns the stack from which the blocks come.
+    /// Returns the stack that the blocks come from.
     pub fn resource(&self) -> &R {
         &self.resource
     }

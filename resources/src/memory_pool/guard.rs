@@ -7,11 +7,12 @@ use millpond_core::{DriverHandle, Result};
 
 use super::{MemoryPool, MemoryPoolOptions};
 
-/// A pool that is its device's current pool while this value lives. Every `cuMemAllocAsync` of the process on
-/// this device allocates from it. cudarc, candle, luminal and other libraries make such calls.
+/// Creates a pool, and makes it the current pool of its device while this value lives. Every
+/// `cuMemAllocAsync` of the process on this device then allocates from the pool. cudarc, candle, luminal and
+/// other libraries make such calls.
 ///
-/// When the value is dropped, the previous pool becomes current again, unless another pool has become
-/// current. Memory of this pool stays valid until it is freed, even after the drop.
+/// When the value is dropped, the previous pool becomes the current pool again. If other code has made a
+/// third pool current, that pool stays current. Blocks of the dropped pool stay valid until they are freed.
 ///
 /// ```
 /// use millpond_driver::sim::{SimConfig, SimDevice};
@@ -32,14 +33,14 @@ pub struct CurrentPool {
 }
 
 impl CurrentPool {
-    /// Makes a pool, and makes it the current pool of the driver's device.
+    /// Creates a pool, and makes it the current pool of the driver's device.
     ///
-    /// If another library made the previous pool, that library must keep the pool as long as this value
+    /// If another library created the previous pool, that library must not destroy the pool while this value
     /// lives.
     ///
     /// # Errors
-    /// The errors of [`MemoryPool::new`] and [`MemoryPool::set_current`]. The device then keeps its previous
-    /// current pool.
+    /// The errors of [`MemoryPool::new`] and [`MemoryPool::set_current`]. After an error, the current pool of
+    /// the device is unchanged.
     pub fn new(driver: DriverHandle, options: MemoryPoolOptions) -> Result<Self> {
         let previous = MemoryPool::current_of(driver.clone())?;
         let pool = MemoryPool::new(driver, options)?;
@@ -47,7 +48,7 @@ impl CurrentPool {
         Ok(Self { pool, previous })
     }
 
-    /// Returns the pool that was current before.
+    /// Returns the pool that was the current pool before.
     pub fn previous(&self) -> &MemoryPool {
         &self.previous
     }

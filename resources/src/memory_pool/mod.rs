@@ -1,28 +1,29 @@
-//! A type for the pools of CUDA's stream-ordered allocator.
+//! Represents the pools of CUDA's stream-ordered allocator.
 //!
 //! A [`MemoryPool`] is built from [`MemoryPoolOptions`], or is the device's default or current pool. All
-//! clones refer to the same pool. A [`CudaAsyncMemoryResource`] makes its own pool. A
+//! clones of a `MemoryPool` refer to the same pool. A [`CudaAsyncMemoryResource`] creates its own pool. A
 //! [`CudaAsyncViewMemoryResource`] allocates from an existing pool.
 //!
 //! # Lifetimes
-//! - A pool that this library made is destroyed when its last clone is dropped. Its live blocks stay valid
+//! - A pool that this library created is destroyed when its last clone is dropped. The live blocks stay valid
 //!   until they are freed, because CUDA keeps a destroyed pool as long as it has live blocks.
 //! - The default pools belong to the driver, and are never destroyed.
-//! - While a pool that this library made current is current, the library does not destroy it. So a view of
-//!   the current pool cannot outlive the pool. If another library makes a pool current, that library must
-//!   keep the pool.
-//! - After an error that loses the device, no further driver call is made. After a reset of the device's
-//!   context, the only driver calls are frees of blocks and pools.
+//! - If this library made a pool current, the library does not destroy the pool while it is current. So a
+//!   view of the current pool cannot outlive the pool. If another library makes a pool current, that library
+//!   must keep the pool.
+//! - After an error that loses the device, this library makes no further driver call. After a reset of the
+//!   device's context, this library only frees blocks and destroys pools.
 //!
 //! # Graph captures
-//! If a stream captures a graph, CUDA turns each allocation and each free on it into a node of the graph. The
-//! resources over a pool avoid such nodes:
+//! While a stream captures a graph, CUDA turns each allocation and each free on the stream into a node of the
+//! graph. The resources over a pool avoid such nodes:
 //! - A request on a capturing stream is served on a separate stream, outside of the capture. The host waits
-//!   until the memory is ready there. If other streams use all remaining memory, the driver may make the
-//!   separate stream wait for them. Then the host waits for them, too.
+//!   until the memory is ready on the separate stream. If other streams use all remaining memory, the driver
+//!   may make the separate stream wait for them. The host then waits for these streams, too.
 //! - A block that is freed on a capturing stream goes into a list. After the capture has ended, the next call
-//!   on the same stream frees the block there. In three cases, the host waits for the device and frees all
-//!   blocks in the list: if memory is out, in [`trim`](MemoryPool::trim), and when the pool is dropped.
+//!   on the same stream frees the block in the order of that stream. In three cases, the host waits for the
+//!   device and frees all blocks in the list: if memory is out, in [`trim`](MemoryPool::trim), and when the
+//!   pool is dropped.
 //!
 //! [`CudaAsyncMemoryResource`]: crate::CudaAsyncMemoryResource
 //! [`CudaAsyncViewMemoryResource`]: crate::CudaAsyncViewMemoryResource
@@ -50,7 +51,8 @@ pub use options::{MemoryPoolOptions, PoolReuse};
 #[cfg(unix)]
 pub use share::{ImportedAllocation, ImporterToken, Importers, handshake};
 
-/// A pool of CUDA's stream-ordered allocator; see the [module](self) for its lifetime and for graph captures.
+/// A pool of CUDA's stream-ordered allocator. The [module](self) describes how long a pool lives, and how it
+/// behaves during graph captures.
 ///
 /// ```
 /// use millpond_driver::sim::{SimConfig, SimDevice};
@@ -65,8 +67,8 @@ pub use share::{ImportedAllocation, ImporterToken, Importers, handshake};
 #[derive(Clone)]
 pub struct MemoryPool(Arc<Inner>);
 
-/// A resource over a pool of the driver. [`find_trait`](millpond_core::find_trait) finds it at the bottom of
-/// a stack.
+/// A resource that allocates from a pool of the driver. [`find_trait`](millpond_core::find_trait) finds such
+/// a resource at the base of a stack.
 ///
 /// ```
 /// use millpond_core::{DeviceMemoryResource, find_trait};
@@ -86,11 +88,11 @@ pub trait DriverPool {
 }
 
 impl MemoryPool {
-    /// Makes a pool with these options.
+    /// Creates a pool with these options.
     ///
     /// # Errors
-    /// [`Unsupported`](ErrorKind::Unsupported) if the driver or the device has no such pools, and the
-    /// driver's errors.
+    /// [`Unsupported`](ErrorKind::Unsupported) if the driver or the device does not support such a pool, and
+    /// the driver's errors.
     pub fn new(driver: DriverHandle, options: MemoryPoolOptions) -> Result<Self> {
         Self::build(driver, options, false)
     }
@@ -115,7 +117,7 @@ impl MemoryPool {
         Ok(pool)
     }
 
-    /// Returns the device's default pool.
+    /// Returns the default pool of the driver's device.
     ///
     /// # Errors
     /// The driver's errors.
@@ -133,7 +135,7 @@ impl MemoryPool {
         Ok(Self::known(driver, raw))
     }
 
-    /// Returns the device's current pool, from which `cuMemAllocAsync` allocates.
+    /// Returns the current pool of the driver's device. `cuMemAllocAsync` allocates from the current pool.
     ///
     /// # Errors
     /// The driver's errors.
@@ -147,11 +149,11 @@ impl MemoryPool {
         })
     }
 
-    /// Wraps a pool that other code made, and that this code will destroy.
+    /// Wraps a pool that other code created. The other code must also destroy the pool.
     ///
     /// # Safety
-    /// The pool belongs to this driver's context. It outlives this value, its clones, and the resources over
-    /// them.
+    /// The pool belongs to this driver's context. The pool outlives this value, all clones of this value, and
+    /// the resources that allocate from them.
     pub unsafe fn from_raw(driver: DriverHandle, raw: MemPool) -> Self {
         Self::known(driver, raw)
     }
@@ -181,8 +183,8 @@ impl MemoryPool {
         Self(known)
     }
 
-    /// Makes this pool the current one of its device, for the whole process. The pool is kept while it is
-    /// current.
+    /// Makes this pool the current pool of its device, for the whole process. The pool is not destroyed while
+    /// it is current.
     ///
     /// # Errors
     /// [`Unsupported`](ErrorKind::Unsupported) for an imported pool, and the driver's errors.
@@ -191,7 +193,7 @@ impl MemoryPool {
         current::set(&self.0)
     }
 
-    /// Returns the raw handle (`CUmemoryPool` as a number).
+    /// Returns the raw handle of the pool (`CUmemoryPool` as a number).
     pub fn raw(&self) -> MemPool {
         self.0.raw
     }
@@ -201,16 +203,16 @@ impl MemoryPool {
         &self.0.driver
     }
 
-    /// Returns whether another process made the pool.
+    /// Returns whether the pool was imported from another process.
     pub fn is_imported(&self) -> bool {
         self.0.origin == Origin::Imported
     }
 
-    /// Returns the properties with which the pool was made. For a pool that other code made, this needs CUDA
-    /// 13.2.
+    /// Returns the properties with which the pool was created. For a pool that other code created, this
+    /// method needs CUDA 13.2.
     ///
     /// # Errors
-    /// The driver's errors. Before CUDA 13.2, the driver does not know these attributes.
+    /// The driver's errors. A driver before CUDA 13.2 returns an error for a pool that other code created.
     pub fn properties(&self) -> Result<MemPoolProps> {
         if let Origin::Made { props, .. } = self.0.origin {
             return Ok(props);
@@ -240,7 +242,7 @@ impl MemoryPool {
     // --- The pool's memory ---
 
     /// Releases free memory to the device until the pool holds at most `keep_bytes`. The call waits for the
-    /// device, unless a graph capture prevents the wait. Returns the number of bytes released.
+    /// device, unless the capture of a graph prevents the wait. Returns the number of bytes released.
     ///
     /// # Errors
     /// [`Unsupported`](ErrorKind::Unsupported) for an imported pool, and the driver's errors.
@@ -249,7 +251,7 @@ impl MemoryPool {
         self.0.trim(keep_bytes)
     }
 
-    /// Returns the bytes that the pool keeps at a synchronisation.
+    /// Returns the number of bytes that the pool keeps when a stream, an event or the device is synchronised.
     ///
     /// # Errors
     /// The driver's errors.
@@ -257,7 +259,8 @@ impl MemoryPool {
         self.get(MemPoolAttribute::ReleaseThreshold)
     }
 
-    /// Sets the bytes that the pool keeps at a synchronisation. CUDA's default is 0. `u64::MAX` keeps all.
+    /// Sets the number of bytes that the pool keeps when a stream, an event or the device is synchronised.
+    /// CUDA's default is 0. With `u64::MAX`, the pool keeps all memory.
     ///
     /// # Errors
     /// [`Unsupported`](ErrorKind::Unsupported) for an imported pool, and the driver's errors.
@@ -266,7 +269,7 @@ impl MemoryPool {
         self.set(MemPoolAttribute::ReleaseThreshold, bytes)
     }
 
-    /// Returns the bytes that the pool holds, live and free.
+    /// Returns the number of bytes that the pool holds, live and free.
     ///
     /// # Errors
     /// The driver's errors.
@@ -274,7 +277,7 @@ impl MemoryPool {
         self.get(MemPoolAttribute::ReservedMemCurrent)
     }
 
-    /// Returns the high-water mark of the bytes that the pool holds.
+    /// Returns the highest number of bytes that the pool has held.
     ///
     /// # Errors
     /// The driver's errors.
@@ -290,7 +293,7 @@ impl MemoryPool {
         self.set(MemPoolAttribute::ReservedMemHigh, 0)
     }
 
-    /// Returns the bytes in the pool's live blocks.
+    /// Returns the number of bytes in the pool's live blocks.
     ///
     /// # Errors
     /// The driver's errors.
@@ -298,7 +301,7 @@ impl MemoryPool {
         self.get(MemPoolAttribute::UsedMemCurrent)
     }
 
-    /// Returns the high-water mark of the live bytes.
+    /// Returns the highest number of bytes that were live in the pool.
     ///
     /// # Errors
     /// The driver's errors.
@@ -306,7 +309,7 @@ impl MemoryPool {
         self.get(MemPoolAttribute::UsedMemHigh)
     }
 
-    /// Resets [`used_high`](Self::used_high) to the bytes that are live now.
+    /// Resets [`used_high`](Self::used_high) to the number of bytes that are live now.
     ///
     /// # Errors
     /// The driver's errors.
@@ -340,7 +343,7 @@ impl MemoryPool {
 
     // --- Other devices ---
 
-    /// Returns how a device may access the pool's memory.
+    /// Returns the access of a device to the pool's memory.
     ///
     /// # Errors
     /// The driver's errors.
@@ -348,7 +351,8 @@ impl MemoryPool {
         self.call(|driver| driver.mem_pool_get_access(self.raw(), device))
     }
 
-    /// Sets how other devices may access the pool's memory, present and future.
+    /// Sets the access of other devices to the pool's memory, including memory that the pool allocates
+    /// later.
     ///
     /// # Errors
     /// [`InvalidArgument`](ErrorKind::InvalidArgument) for a device that cannot access this device's memory,
@@ -438,7 +442,7 @@ impl Drop for MemoryPool {
     }
 }
 
-/// Two values are equal if they name the same pool.
+/// Two values are equal if they refer to the same pool.
 impl PartialEq for MemoryPool {
     fn eq(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.0, &other.0)

@@ -6,9 +6,10 @@ use std::str::FromStr;
 use millpond_core::driver::{HandleTypes, MemAllocationType, MemLocation, MemPoolProps};
 use millpond_core::{Error, Result};
 
-/// How the driver may reuse memory that other streams have freed. By default, it may reuse it in every way.
+/// How the driver may reuse memory that other streams have freed. By default, the driver may use all three
+/// methods.
 ///
-/// In text: `follow/opportunistic/internal`, or some of these words, or `own` for none.
+/// In text: `follow/opportunistic/internal`, one or two of these words, or `own` for no method.
 ///
 /// ```
 /// use millpond_resources::memory_pool::PoolReuse;
@@ -21,12 +22,14 @@ use millpond_core::{Error, Result};
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[non_exhaustive]
 pub struct PoolReuse {
-    /// Whether the driver reuses memory whose free an event orders before the request.
+    /// Whether the driver may reuse memory that another stream freed, if an event orders the free before the
+    /// request.
     pub follow_event_dependencies: bool,
-    /// Whether the driver reuses memory whose free is already done on the device.
+    /// Whether the driver may reuse memory that another stream freed, if the free is already done on the
+    /// device.
     pub opportunistic: bool,
-    /// Whether the driver reuses memory whose free is not done yet. The driver then makes the requesting
-    /// stream wait for the free.
+    /// Whether the driver may reuse memory that another stream freed, even if the free is not done yet. The
+    /// driver then makes the requesting stream wait for the free.
     pub internal_dependencies: bool,
 }
 
@@ -37,10 +40,10 @@ impl PoolReuse {
         internal_dependencies: bool,
     }
 
-    /// The driver reuses no memory of other streams.
+    /// The driver does not reuse memory that other streams have freed.
     pub const OWN_STREAM: Self =
         Self { follow_event_dependencies: false, opportunistic: false, internal_dependencies: false };
-    /// The driver reuses memory of other streams in every way; CUDA's default.
+    /// The driver may use all three methods to reuse memory of other streams. This is CUDA's default.
     pub const ALL: Self =
         Self { follow_event_dependencies: true, opportunistic: true, internal_dependencies: true };
 }
@@ -109,26 +112,26 @@ pub struct MemoryPoolOptions {
 }
 
 impl MemoryPoolOptions {
-    /// Creates options with CUDA's defaults. The pool has device memory for this process alone, and no limit.
-    /// At each synchronisation, it returns all free memory to the device.
+    /// Creates options with CUDA's defaults. The pool has device memory and no limit. Other processes cannot
+    /// import the pool. At each synchronisation, the pool returns all free memory to the device.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Sets the location of the memory.
+    /// Sets the location of the pool's memory.
     pub fn location(mut self, location: MemLocation) -> Self {
         self.props.location = location;
         self
     }
 
-    /// Makes the memory managed: host and device use it at the same address (since CUDA 13.0).
+    /// Selects managed memory, which host and device use at the same address (since CUDA 13.0).
     pub fn managed(mut self) -> Self {
         self.props.kind = MemAllocationType::Managed;
         self
     }
 
-    /// Sets the kinds of handles through which other processes can import the pool. The driver returns the
-    /// memory of an exportable pool to the device only when the pool is destroyed. Trimming and the release
+    /// Sets the types of handles with which other processes can import the pool. The driver returns the
+    /// memory of such a pool to the device only when the pool is destroyed. Trimming and the release
     /// threshold have no effect on such a pool.
     pub fn handles(mut self, handles: HandleTypes) -> Self {
         self.props.handles = handles;
@@ -147,7 +150,7 @@ impl MemoryPoolOptions {
         self
     }
 
-    /// Sets the bytes that the pool keeps at a synchronisation.
+    /// Sets the number of bytes that the pool keeps when a stream, an event or the device is synchronised.
     pub fn release_threshold(mut self, bytes: u64) -> Self {
         self.release_threshold = Some(bytes);
         self

@@ -13,11 +13,11 @@ use super::inner::Origin;
 /// for each block.
 impl MemoryPool {
     /// Returns a file descriptor with which another process can [import](Self::import_fd) the pool. Send the
-    /// descriptor over a Unix socket, or let a child process inherit it.
+    /// descriptor to the process over a Unix socket, or let a child process inherit the descriptor.
     ///
     /// # Errors
-    /// [`InvalidArgument`](ErrorKind::InvalidArgument) if the pool was made without
-    /// [`HandleTypes::POSIX_FD`], [`Unsupported`](ErrorKind::Unsupported) for an imported pool, and the
+    /// [`InvalidArgument`](ErrorKind::InvalidArgument) if the pool was created without
+    /// [`HandleTypes::POSIX_FD`]; [`Unsupported`](ErrorKind::Unsupported) for an imported pool; and the
     /// driver's errors.
     pub fn export_fd(&self) -> Result<OwnedFd> {
         self.check_export()?;
@@ -26,19 +26,19 @@ impl MemoryPool {
         Ok(unsafe { OwnedFd::from_raw_fd(fd) })
     }
 
-    /// Imports the pool of another process, the exporter. An imported pool cannot allocate. Its
-    /// [`import_pointer`](Self::import_pointer) opens blocks that the exporter has exported.
+    /// Imports a pool of another process, the exporter. The imported pool cannot allocate.
+    /// [`import_pointer`](Self::import_pointer) opens blocks that the exporter has exported from the pool.
     ///
     /// # Errors
-    /// [`InvalidArgument`](ErrorKind::InvalidArgument) if the driver knows no such pool, and the driver's
-    /// other errors.
+    /// [`InvalidArgument`](ErrorKind::InvalidArgument) if `fd` does not refer to a pool of the driver's
+    /// device, and the driver's other errors.
     ///
     /// # Safety
-    /// Neither the driver nor this library knows which process uses a block. The caller guarantees for each
-    /// imported block:
-    /// - This process uses the block only after the exporter's allocation of it is done on the device.
-    /// - This process frees the block, and the free is done on the device, before the exporter frees the
-    ///   block. A [`handshake`] tells the exporter when all importers are done.
+    /// Neither the driver nor this library knows which process uses a block. So the caller guarantees two
+    /// conditions for each imported block:
+    /// - This process uses the block only after the exporter's allocation of the block is done on the device.
+    /// - This process frees the block before the exporter does, and this free is done on the device by then.
+    ///   A [`handshake`] tells the exporter when all importers are done.
     pub unsafe fn import_fd(driver: DriverHandle, fd: BorrowedFd<'_>) -> Result<Self> {
         let raw = {
             let _captures = millpond_core::driver::CaptureModeGuard::relaxed(&*driver);
@@ -57,11 +57,12 @@ impl MemoryPool {
         Ok(Self::register(driver, raw, Origin::Imported))
     }
 
-    /// Describes a block of this pool, for a process that has imported the pool.
+    /// Returns a description of a block of this pool. A process that has imported the pool can open the block
+    /// with the description.
     ///
     /// # Errors
-    /// [`InvalidArgument`](ErrorKind::InvalidArgument) for a pointer outside this pool, and for a pool
-    /// without handles. Also the driver's errors.
+    /// [`InvalidArgument`](ErrorKind::InvalidArgument) for a pointer outside this pool, and for a pool that
+    /// was created without handles. Also the driver's errors.
     pub fn export_pointer(&self, ptr: DevicePtr) -> Result<MemPoolPtrData> {
         self.check_export()?;
         if self.call(|driver| driver.pointer_mem_pool(ptr))? != Some(self.raw()) {
@@ -79,11 +80,12 @@ impl MemoryPool {
             .map_err(|error| error.context("exporting a block; pass its first byte"))
     }
 
-    /// Opens a block that the exporter has described, and maps it at an address of this process.
+    /// Opens a block that the exporter has described with [`export_pointer`](Self::export_pointer). The block
+    /// gets an address in this process.
     ///
     /// # Errors
     /// [`InvalidArgument`](ErrorKind::InvalidArgument) if this pool was not imported, or if the driver
-    /// refuses the description, because the block is from another pool or was freed.
+    /// refuses the description. The driver refuses it if the block is from another pool or was freed.
     pub fn import_pointer(&self, data: &MemPoolPtrData) -> Result<ImportedAllocation> {
         let refused = |why: &str| Error::invalid_argument(why).on_device(self.driver().device());
         if !self.is_imported() {
@@ -116,10 +118,8 @@ impl MemoryPool {
     }
 }
 
-/// A block of another process's pool. It is open in this process until this value frees it.
-///
-/// Dropping the value waits for the device, and then frees the block. [`free_on`](Self::free_on) does not
-/// wait.
+/// A block of another process's pool, opened in this process. Dropping this value waits for the device, and
+/// then frees the block in this process. [`free_on`](Self::free_on) frees the block without a wait.
 #[derive(Debug)]
 pub struct ImportedAllocation {
     pool: MemoryPool,
@@ -127,17 +127,17 @@ pub struct ImportedAllocation {
 }
 
 impl ImportedAllocation {
-    /// Returns the block's address in this process.
+    /// Returns the address of the block in this process.
     pub fn device_pointer(&self) -> DevicePtr {
         self.ptr.unwrap_or(DevicePtr::NULL)
     }
 
-    /// Frees the block in the order of `stream`, without waiting. After the stream's work is done, this
-    /// process may tell the exporter that it no longer uses the block.
+    /// Frees the block in the order of `stream`, without waiting. After the work of the stream is done, this
+    /// process may tell the exporter that this process no longer uses the block.
     ///
     /// # Errors
     /// [`InvalidArgument`](ErrorKind::InvalidArgument) if the stream captures a graph, and the driver's
-    /// errors. In both cases, the call waits for the device and then frees the block.
+    /// errors. After any error, the method waits for the device and then frees the block.
     pub fn free_on(mut self, stream: StreamRef) -> Result<()> {
         let Some(ptr) = self.ptr else { return Ok(()) };
         if self.pool.call(|driver| driver.stream_is_capturing(stream))? {
@@ -163,7 +163,8 @@ impl Drop for ImportedAllocation {
     }
 }
 
-/// Makes the two ends of a connection through which an exporter learns that its importers are done.
+/// Creates a connection through which an exporter learns that its importers are done. Returns the exporter's
+/// end and the importers' end.
 ///
 /// ```
 /// use millpond_resources::memory_pool::handshake;
@@ -188,8 +189,8 @@ pub fn handshake() -> Result<(Importers, ImporterToken)> {
 pub struct Importers(PipeReader);
 
 impl Importers {
-    /// Waits until every copy of the [`ImporterToken`] is closed. When an importing process ends, its copy is
-    /// closed as well. After the exporter has sent the token, the exporter must close its own copy.
+    /// Waits until every copy of the [`ImporterToken`] is closed. If an importing process ends, its copies
+    /// are closed, too. The exporter must close its own copy after it has sent the token to the importers.
     ///
     /// # Errors
     /// [`Io`](ErrorKind::Io) if reading the connection fails.
@@ -200,7 +201,8 @@ impl Importers {
     }
 }
 
-/// The importers' end of a [`handshake`]. Each importer keeps a copy open while it has blocks imported.
+/// The importers' end of a [`handshake`]. Each importing process keeps a copy open while it uses imported
+/// blocks.
 #[derive(Debug)]
 pub struct ImporterToken(PipeWriter);
 

@@ -6,8 +6,8 @@ use millpond_core::{DeviceId, DevicePtr, Layout, Result, StreamRef};
 
 use crate::pool::options::PoolOptions;
 
-/// The calls of a [`PoolMemoryResource`](crate::PoolMemoryResource). This trait is for callers that do not
-/// know the type of the stack: [`find_trait`](millpond_core::find_trait) finds the pool in the stack.
+/// The methods of a [`PoolMemoryResource`](crate::PoolMemoryResource), for callers that do not know the type
+/// of the stack. [`find_trait`](millpond_core::find_trait) finds the pool in the stack.
 ///
 /// ```
 /// use millpond_core::stack::{LayerTable, StackSpec};
@@ -70,17 +70,18 @@ pub trait Pool {
     /// The errors of [`PoolMemoryResource::release_unused`](crate::PoolMemoryResource::release_unused).
     fn release_unused(&self, keep_bytes: u64, stream: StreamRef) -> Result<u64>;
 
-    /// Allocates a block from the calling thread's cache for the stream; `None` if that cache has no block
-    /// that fits.
+    /// Allocates a block from the cache that the calling thread has for the stream. Returns `None` if this
+    /// cache has no block that fits.
     ///
-    /// This method does not call the driver or the upstream. It never waits for a lock that another thread
-    /// holds during such a call. So a caller may hold a lock of its own that code in these calls needs, such
-    /// as Python's global lock.
+    /// This method calls neither the driver nor the upstream. It does not wait for another thread's call of
+    /// the driver or the upstream. Such a call may need a lock that the caller of this method holds, such as
+    /// Python's global lock. So the caller may keep its lock during this method.
     fn allocate_cached(&self, layout: Layout, stream: StreamRef) -> Option<DevicePtr>;
 
-    /// Frees a block into the calling thread's cache for the stream. Returns whether the cache took the
-    /// block. If it returns `false`, nothing was freed. Like [`allocate_cached`](Self::allocate_cached), this
-    /// method does not call the driver or the upstream, and may be called with a lock held.
+    /// Frees a block into the cache that the calling thread has for the stream. Returns whether the cache
+    /// accepted the block. If the result is `false`, the block is still live. Like
+    /// [`allocate_cached`](Self::allocate_cached), this method calls neither the driver nor the upstream, and
+    /// the caller may hold a lock.
     ///
     /// # Safety
     /// The conditions of

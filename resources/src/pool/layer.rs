@@ -14,22 +14,34 @@ use crate::stream_order::Reuse;
 /// The entry that builds the layer `pool` from text.
 pub(crate) const ENTRY: LayerEntry = LayerEntry {
     name: "pool",
-    about: "a growing pool in stream order: best fit with coalescing",
+    about: "a growing, stream-ordered pool: best fit with coalescing",
     params: &[
-        ("initial", "bytes to allocate when it is built: a size, or a percentage of free memory (default 0)"),
+        (
+            "initial",
+            "bytes that the pool allocates when it is built: a size, or a percentage of free memory (default \
+             0)",
+        ),
         (
             "max",
-            "the most bytes that it may hold: a size, or a percentage of free memory (default: no limit)",
+            "the most bytes that the pool may hold: a size, or a percentage of free memory (default: no \
+             limit)",
         ),
-        ("pages", "whether it maps physical pages: auto (default: if upstream is cuda), on, off"),
-        ("decay", "time over which unneeded memory returns to the driver: 10s (default), 500ms, 2min, off"),
+        ("pages", "whether the pool maps physical pages: auto (default: if upstream is cuda), on, off"),
+        (
+            "decay",
+            "the time over which unneeded memory returns to the driver: 10s (default), 500ms, 2min, off",
+        ),
         (
             "peers",
             "other devices that may access the pool's mapped memory: auto (default: devices with an active \
              context), none, or device numbers such as 0/1",
         ),
         ("share", "whether blocks can be exported to other processes: none (default), fd"),
-        ("reuse", "reuse of other streams' blocks: ordered/completed/waited (default), some of them, or own"),
+        (
+            "reuse",
+            "how the pool reuses blocks of other streams: ordered/completed/waited (default), some of them, \
+             or own",
+        ),
     ],
     kind: LayerKind::ReadLayer(|params| {
         let options = PoolOptions {
@@ -48,8 +60,7 @@ pub(crate) const ENTRY: LayerEntry = LayerEntry {
 
 /// Builds a [`PoolMemoryResource`] on top of another resource.
 ///
-/// A size is a number of bytes, or a percentage of the memory that the device has free when the pool is
-/// built:
+/// A size is a number of bytes, or a percentage of the device's free memory when the pool is built:
 ///
 /// ```
 /// use millpond_core::{ByteSize, DeviceMemoryResourceExt};
@@ -80,12 +91,13 @@ impl Default for PoolLayer {
 }
 
 impl PoolLayer {
-    /// Creates a layer with default options: the pool starts empty, and grows as far as its upstream allows.
+    /// Creates a layer with default options. The pool starts without memory, and grows as far as its upstream
+    /// allows.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Sets the bytes that the pool allocates when it is built.
+    /// Sets the number of bytes that the pool allocates when it is built.
     pub fn initial_bytes(mut self, size: impl Into<ByteSize>) -> Self {
         self.initial = size.into();
         self
@@ -121,7 +133,7 @@ impl PoolLayer {
         self
     }
 
-    /// Sets the ways in which the pool may reuse blocks of other streams.
+    /// Sets the methods by which the pool may reuse blocks of other streams.
     pub fn reuse(mut self, reuse: Reuse) -> Self {
         self.options.reuse = reuse;
         self

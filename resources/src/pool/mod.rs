@@ -1,5 +1,5 @@
-//! The pool: a resource that serves requests in stream order, by best fit with coalescing. Its memory comes
-//! from upstream in regions, or from the driver in pages.
+//! The pool: a resource that serves requests in stream order, by best fit with coalescing. The pool gets its
+//! memory from upstream in regions, or from the driver in pages.
 //!
 //! ```text
 //!  a thread's call on a stream
@@ -20,9 +20,9 @@
 //! `central/` (reuse between streams, and growth: `ladder` decides, `act` makes the calls); `decay/` (returns
 //! unneeded memory); `oom_advice` (the changes that would have helped a failed request).
 //!
-//! A freed block first goes to a stream cache. Free neighbours in a stream cache are not joined. Before the
-//! pool grows, it empties the stream caches and joins free neighbours. It also returns the free spans of
-//! arenas to the heap of large blocks. `reclaim` documents the exceptions.
+//! A freed block first goes to a stream cache. Free neighbours in a stream cache are not merged. Before the
+//! pool grows, it empties the stream caches and merges free neighbours. The pool also returns the free spans
+//! of arenas to the heap of large blocks. `reclaim` documents the exceptions.
 
 pub(crate) mod arena;
 pub(crate) mod cache;
@@ -77,25 +77,26 @@ use crate::pool::decay::{DecayHandle, PoolDecay};
 use crate::pool::shared::Shared;
 use crate::process;
 
-/// A pool that serves requests in stream order from memory that it keeps. It allocates this memory in large
-/// regions from upstream, or maps it in pages; see [`PagesMode`].
+/// A pool that serves requests in stream order. The pool keeps freed memory, and serves later requests from
+/// it. To get memory, the pool allocates large regions from its upstream, or maps pages; see [`PagesMode`].
 ///
-/// A stream reuses the blocks that it has freed, without a driver call. If none of them fits, the pool tries
-/// blocks that other streams have freed, and then grows: see [`Reuse`](crate::Reuse).
+/// A stream first reuses blocks that it has freed itself, without a driver call. If none of these blocks
+/// fits, the pool tries blocks that other streams have freed, or grows. [`Reuse`](crate::Reuse) describes
+/// these steps.
 ///
-/// A pool that uses regions first allocates [`initial_bytes`](PoolOptions::initial_bytes). Each new region is
-/// twice as large as the one before, up to an eighth of the pool's memory. If upstream refuses a region, the
-/// pool asks for a smaller one, down to the size of the request. The pool returns fully free regions at three
-/// times: on [`trim`](DeviceMemoryResource::trim), before it grows to a new peak, and before a request fails.
+/// A pool that uses regions first allocates a region of [`initial_bytes`](PoolOptions::initial_bytes). Each
+/// new region is twice as large as the previous region, up to an eighth of the pool's memory. If the upstream
+/// refuses a region, the pool asks for a smaller region, down to the size of the request. The pool returns
+/// fully free regions in three cases: on [`trim`](DeviceMemoryResource::trim), before the pool grows to a new
+/// peak, and before a request fails.
 ///
-/// The pool rounds the size of each request up to a multiple of 256 bytes. It rounds requests from 16 KiB to
-/// 1 MiB further, which adds at most 3.1 % to their size. There are 32 rounded sizes for each power of two.
-/// The pool refuses to free a pointer that is not the start of a live block, or whose block has a different
-/// size.
+/// The pool rounds the size of each request up to a multiple of 256 bytes. Between 16 KiB and 1 MiB, it
+/// rounds a request up to one of 32 sizes for each power of two. This adds at most 3.1 % to the size. If no
+/// live block starts at a pointer, or if the block has another size, the pool refuses to free the pointer.
 ///
-/// While any thread captures a graph, the pool's calls keep the graph valid. But each launch of the graph
-/// writes to the blocks that were freed during the capture, and the pool may have allocated these blocks
-/// again. See "Captured graphs" of [`DeviceMemoryResource`].
+/// While any thread captures a graph, the pool's calls do not invalidate the graph. But each launch of the
+/// graph writes to the blocks that were freed during the capture. The pool may have given these blocks to
+/// other callers in the meantime. See "Captured graphs" of [`DeviceMemoryResource`].
 ///
 /// ```
 /// use millpond_core::{DeviceMemoryResource, DeviceMemoryResourceExt, StreamRef};
@@ -131,7 +132,7 @@ fn warn_of_a_wrapper(upstream: &dyn DeviceMemoryResource) {
         tracing::warn!(
             target: "millpond::stack",
             %upstream,
-            "the pool maps no pages and so holds more memory, because a layer lies between it and `cuda`; \
+            "the pool maps no pages, so it holds more memory: a layer is between the pool and `cuda`; \
              put the layer above the pool (cuda+pool+…), or write pages=off"
         );
     }
@@ -141,10 +142,11 @@ impl<R: DeviceMemoryResource> PoolMemoryResource<R> {
     /// Builds a pool whose memory comes from `upstream`.
     ///
     /// # Errors
-    /// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) if the initial size exceeds the
-    /// maximum, or if the maximum exceeds the device's memory and the host cannot access upstream's memory;
-    /// [`OutOfMemory`](millpond_core::ErrorKind::OutOfMemory) if upstream has too little memory for the
-    /// initial size; and the driver's errors.
+    /// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) in two cases: if the initial size
+    /// exceeds the maximum, or if the maximum exceeds the memory of the device. (The second case does not
+    /// apply if the host can access the memory of the upstream.)
+    /// [`OutOfMemory`](millpond_core::ErrorKind::OutOfMemory) if the upstream has too little memory for the
+    /// initial size. Otherwise the driver's errors.
     pub fn new(upstream: R, options: PoolOptions) -> Result<Self> {
         let options = options.checked(&upstream)?;
         let layer = format!("pool{options}");
@@ -186,32 +188,34 @@ impl<R: DeviceMemoryResource> PoolMemoryResource<R> {
         Ok(pool)
     }
 
-    /// Returns the bytes that the pool holds from upstream or from the driver, live and free.
+    /// Returns the number of bytes that the pool holds from upstream or from the driver, live and free.
     pub fn pool_bytes(&self) -> u64 {
         self.central.with_heaps(|heaps| heaps.store.bytes_reserved())
     }
 
-    /// Returns the number of streams that the pool knows. When new streams come, the pool forgets streams
-    /// that have no free blocks.
+    /// Returns the number of streams for which the pool keeps records. When requests on new streams come, the
+    /// pool removes the records of streams without free blocks.
     pub fn known_streams(&self) -> usize {
         self.central.streams()
     }
 
-    /// Returns whether the pool maps physical memory itself; see [`PagesMode`].
+    /// Returns whether the pool maps physical memory; see [`PagesMode`]. Otherwise the pool allocates regions
+    /// from upstream.
     pub fn maps_pages(&self) -> bool {
         self.central.maps_pages()
     }
 
-    /// Returns the other devices to which the pool gives access to its memory; see [`Peers`]. If the pool
-    /// [maps no pages](Self::maps_pages), its memory is plain: another device can access it after the program
-    /// has enabled peer access.
+    /// Returns the other devices to which the pool gives access to its memory; see [`Peers`].
+    ///
+    /// If the pool [maps no pages](Self::maps_pages), its memory is plain CUDA memory. The pool then gives no
+    /// access itself. Another device can access the memory after the program has enabled peer access.
     pub fn peers(&self) -> Vec<DeviceId> {
         self.central
             .with_heaps(|heaps| heaps.store.pages().map_or(Vec::new(), |pages| pages.backing().peers()))
     }
 
-    /// Gives another device access to the memory that the pool holds now and to memory that it maps later.
-    /// The call takes about as long as one `cuMemSetAccess` for each handle of the pool.
+    /// Gives another device access to the pool's memory, including memory that the pool maps later. The call
+    /// takes about as long as one `cuMemSetAccess` for each handle of physical memory in the pool.
     ///
     /// # Errors
     /// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) for a device that cannot access this
@@ -236,8 +240,8 @@ impl<R: DeviceMemoryResource> PoolMemoryResource<R> {
         add().map_err(|error| error.in_stack(self))
     }
 
-    /// Exports a live block to another process; see [`share`](crate::share). `bytes` is the size with which
-    /// the block was requested.
+    /// Exports a live block to another process; see [`share`](crate::share). `bytes` is the requested size of
+    /// the block.
     ///
     /// # Errors
     /// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) if `ptr` is not a live block of this
@@ -280,34 +284,34 @@ impl<R: DeviceMemoryResource> PoolMemoryResource<R> {
         self.central.with_heaps(|heaps| heaps.live_in(base))
     }
 
-    /// Returns the pool's options. Sizes are rounded as the pool uses them.
+    /// Returns the pool's options. The sizes in the options are rounded as the pool uses them.
     pub fn options(&self) -> PoolOptions {
         self.options
     }
 
-    /// Runs one step of the pool's [`Decay`]: returns memory that the pool has not needed recently to the
-    /// driver. Returns the number of bytes released. `now` is the time since a fixed moment, which must be
-    /// the same for all calls. The step does not wait for the device.
+    /// Runs one step of the pool's [`Decay`]: returns memory to the driver that the pool has not needed
+    /// recently. Returns the number of bytes released. `now` is the time since a fixed moment. This moment
+    /// must be the same for all calls. The step does not wait for the device.
     ///
-    /// On a real device, a thread of the library runs these steps by its own clock. On a simulated device,
-    /// only the caller runs them. If the previous step was less than a sixteenth of the decay's time ago, the
-    /// call does nothing.
+    /// On a real device, a thread of the library already runs these steps with its own clock. On a simulated
+    /// device, only the program runs them. If the previous step was less than a sixteenth of the decay's time
+    /// ago, the call does nothing.
     ///
     /// # Errors
-    /// The driver's errors. Memory that was returned before the error stays returned.
+    /// The driver's errors. Memory that was returned before the error is still returned.
     pub fn decay_step(&self, now: Duration) -> Result<u64> {
         let step = |decay: &DecayHandle| decay.decay().step(now).map_err(|error| error.in_stack(self));
         self.decay.as_ref().map_or(Ok(0), step)
     }
 
     /// Releases unused memory to the driver until the pool holds `keep_bytes`. A call releases only memory on
-    /// which all work is done, and may release only a part of it. Returns the number of bytes released; 0
-    /// means that no more can be released. Unlike [`trim`](DeviceMemoryResource::trim), this call does not
-    /// wait for the device, and makes a bounded number of driver calls.
+    /// which all work is done. A call may release only a part of this memory. Returns the number of bytes
+    /// released; 0 means that no more can be released now. Unlike [`trim`](DeviceMemoryResource::trim), this
+    /// method does not wait for the device, and limits the number of its driver calls.
     ///
-    /// The call does nothing if the pool is busy with another request, or if `stream` captures a graph. It
-    /// also does nothing if the pool uses regions, because a pool must wait for the device before it returns
-    /// a region.
+    /// The call does nothing if the pool is busy with another request, or if `stream` captures a graph. The
+    /// call also does nothing if the pool uses regions, because a pool must wait for the device before it
+    /// returns a region.
     ///
     /// ```
     /// use millpond_core::{DeviceMemoryResourceExt, StreamRef};
@@ -329,12 +333,12 @@ impl<R: DeviceMemoryResource> PoolMemoryResource<R> {
         self.central.release_unused(keep_bytes, stream).map_err(|error| error.in_stack(self))
     }
 
-    /// Checks the pool's invariants, which docs/book/src/design/invariants.md lists. The time is proportional
-    /// to the number of blocks. No other thread may call the pool during the check, because its changes
-    /// without a lock would look like errors.
+    /// Checks the invariants of the pool, which docs/book/src/design/invariants.md lists. The time is
+    /// proportional to the number of blocks. No other thread may call the pool during the check. Such a call
+    /// changes the pool without a lock, and the check would report the change as an error.
     ///
     /// # Panics
-    /// If an invariant does not hold, which is a bug in the pool.
+    /// Panics if an invariant does not hold. This is a bug of the pool.
     pub fn validate(&self) {
         self.central.validate();
     }

@@ -21,9 +21,9 @@ use crate::tuning::LEAST_PAGES;
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub struct PoolOptions {
-    /// The bytes that the pool allocates when it is built, rounded up to a multiple of 256.
+    /// The number of bytes that the pool allocates when it is built, rounded up to a multiple of 256.
     pub initial_bytes: u64,
-    /// The most bytes that the pool may hold, rounded down to a multiple of 256. `None` for no limit.
+    /// The most bytes that the pool may hold, rounded down to a multiple of 256; `None` for no limit.
     pub maximum_bytes: Option<u64>,
     /// Whether the pool maps physical memory itself, or allocates regions from upstream.
     pub pages: PagesMode,
@@ -33,29 +33,29 @@ pub struct PoolOptions {
     pub peers: Peers,
     /// Whether the pool's blocks can be exported to other processes.
     pub share: Share,
-    /// The ways in which the pool may reuse blocks of other streams.
+    /// The methods by which the pool may reuse blocks of other streams.
     pub reuse: Reuse,
 }
 
-/// Whether a pool maps physical memory itself, with the driver's virtual memory management, or allocates
-/// regions from upstream.
+/// Selects how a pool gets its memory: it maps physical memory with the driver's virtual memory management,
+/// or allocates regions from upstream.
 ///
-/// A pool that maps pages can combine free memory from several places into one block. So such a pool holds
-/// little more than its live bytes. Its blocks cannot be shared with other processes through CUDA's legacy
-/// IPC handles. To share blocks, use `pages=off` with these handles, or `share=fd` with file descriptors.
+/// A pool that maps pages can build one block from free memory at several addresses. So such a pool holds
+/// little more than its live bytes. Other processes cannot open its blocks with CUDA's legacy IPC handles. To
+/// share blocks, use `pages=off` with these handles, or `share=fd` with file descriptors.
 ///
-/// A pool maps pages only if it is directly above `cuda`. Over a wrapper (`cuda+statistics+pool`), `auto`
-/// means `off`, and the pool logs a warning. So put wrappers above the pool.
+/// A pool maps pages only if it is directly above `cuda`. If a wrapper is below the pool, as in
+/// `cuda+statistics+pool`, `auto` means `off`, and the pool logs a warning. So put wrappers above the pool.
 ///
-/// In a stack's text: `pages=auto` (the default), `pages=on`, `pages=off`.
+/// In the text of a stack: `pages=auto` (the default), `pages=on`, `pages=off`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub enum PagesMode {
-    /// The pool maps pages if upstream is plain CUDA memory, the driver supports pages, and the pool's
-    /// maximum is large enough.
+    /// The pool maps pages if three conditions hold: the upstream is plain CUDA memory, the driver supports
+    /// pages, and the pool's maximum is large enough.
     #[default]
     Auto,
-    /// The pool always maps pages. If that is not possible, building the pool fails.
+    /// The pool always maps pages. If this is not possible, building the pool fails.
     On,
     /// The pool never maps pages.
     Off,

@@ -6,28 +6,29 @@ use std::str::FromStr;
 use millpond_core::driver::call;
 use millpond_core::{DeviceId, Driver, Error, Result};
 
-/// Which other devices of the machine may access a pool's memory, if the pool maps pages.
+/// Selects the other devices of the machine that may access a pool's memory, if the pool maps pages.
 ///
-/// Another device can access mapped memory only if the mapping itself gives it access. It is not enough to
-/// enable peer access (`cudaDeviceEnablePeerAccess`). For each device that has access, mapping memory takes
+/// Another device can access mapped memory only if the mapping gives access to that device. Enabling peer
+/// access (`cudaDeviceEnablePeerAccess`) is not enough. For each device that has access, each mapping takes
 /// the time of one more `cuMemSetAccess`.
 ///
-/// In a stack's text: `peers=auto` (the default), `peers=none`, or device numbers such as `peers=0/1`.
+/// In the text of a stack: `peers=auto` (the default), `peers=none`, or device numbers such as `peers=0/1`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub enum Peers {
-    /// All devices that can access the memory, if their primary context is active when the memory is mapped.
-    /// If a device becomes active later, it gets access at the pool's next call that needs the driver, or
-    /// through [`add_peer`](crate::PoolMemoryResource::add_peer).
+    /// All devices that can access the memory, if their primary contexts are active when the pool maps the
+    /// memory. If the context of a device becomes active later, the device gets access at the pool's next
+    /// call that needs the driver. [`add_peer`](crate::PoolMemoryResource::add_peer) gives access earlier.
     #[default]
     Auto,
-    /// Only devices that are passed to [`add_peer`](crate::PoolMemoryResource::add_peer).
+    /// No devices, except devices that are passed to [`add_peer`](crate::PoolMemoryResource::add_peer).
     None,
-    /// These devices, even if their contexts are not active. The list may contain the pool's own device.
+    /// The devices in the list, even if their contexts are not active. The list may contain the pool's own
+    /// device.
     Only(PeerList),
 }
 
-/// The numbers of at most 16 devices.
+/// A list of at most 16 device numbers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct PeerList {
     ordinals: [u32; Self::MOST],
@@ -40,7 +41,7 @@ impl PeerList {
     /// Creates a list of these devices.
     ///
     /// # Errors
-    /// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) for more than 16 devices.
+    /// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) if there are more than 16 devices.
     pub fn new(ordinals: &[u32]) -> Result<Self> {
         let mut list = Self { count: ordinals.len(), ..Self::default() };
         match list.ordinals.get_mut(..ordinals.len()) {
@@ -117,9 +118,9 @@ impl fmt::Display for Peers {
     }
 }
 
-/// Whether a pool's blocks can be exported to other processes.
+/// Selects whether a pool's blocks can be exported to other processes.
 ///
-/// In a stack's text: `share=none` (the default), `share=fd`.
+/// In the text of a stack: `share=none` (the default), `share=fd`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub enum Share {

@@ -5,32 +5,35 @@ use std::str::FromStr;
 
 use millpond_core::{Error, Result};
 
-/// The ways in which a resource may reuse blocks that other streams have freed. Each way is a step that the
-/// resource tries for a request. Three further steps cannot be turned off: it reuses blocks of the requesting
-/// stream, grows, and synchronises with the device to reclaim blocks.
+/// Selects the methods by which a resource may reuse blocks that other streams have freed.
 ///
-/// In a stack's text: `reuse=ordered/completed/waited` (the default), any of the three, or `reuse=own` for
-/// none. The names in parentheses below are the names of CUDA's settings for the driver's pools.
+/// A resource tries several steps to serve a request. Each field turns one of these steps on or off. Three
+/// further steps are always on: the resource reuses blocks of the requesting stream, grows, and synchronises
+/// with the device to reclaim blocks.
+///
+/// In the text of a stack: `reuse=ordered/completed/waited` (the default), one or two of these words, or
+/// `reuse=own` for none. The driver's own pools have similar settings. The fields below name these settings
+/// in parentheses.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct Reuse {
-    /// Reuse a block of another stream if the requesting stream is already ordered after the block's free
-    /// (follow event dependencies).
+    /// Whether the resource may reuse a block of another stream if the requesting stream is already ordered
+    /// after the block's free (follow event dependencies).
     pub ordered: bool,
-    /// Reuse a block of another stream if the device has reached that stream's recorded event
-    /// (opportunistic).
+    /// Whether the resource may reuse a block of another stream if the device has reached the event that was
+    /// recorded after the block's free (opportunistic).
     pub completed: bool,
-    /// If the pool cannot grow, make the requesting stream wait for another stream's event, and reuse that
-    /// stream's blocks (internal dependencies).
+    /// Whether the resource may make the requesting stream wait for another stream's event, to reuse blocks
+    /// of that stream (internal dependencies). The resource tries this only if it cannot grow.
     pub waited: bool,
 }
 
 impl Reuse {
     millpond_core::setters! { ordered: bool, completed: bool, waited: bool }
 
-    /// All steps.
+    /// All three methods are on.
     pub const ALL: Self = Self { ordered: true, completed: true, waited: true };
-    /// No way: a stream gets no blocks of other streams, unless memory is short.
+    /// All three methods are off. A stream gets blocks of other streams only if memory is short.
     pub const OWN_STREAM: Self = Self { ordered: false, completed: false, waited: false };
 }
 
@@ -53,7 +56,7 @@ impl FromStr for Reuse {
                 "own" => {}
                 other => {
                     return Err(Error::invalid_argument(format!(
-                        "there is no step `{other}`; write own, or some of ordered/completed/waited"
+                        "`{other}` is no way to reuse blocks; write own, or some of ordered/completed/waited"
                     )));
                 }
             }

@@ -139,10 +139,10 @@ pub(crate) const CAPTURES: &[Program] = &[
             let buffer = buffer(bench, 16);
             capturing(bench, || error(buffer.to_host::<u32>()))
         },
-        "driver error of DEVICE in `cuda`: this is not possible while a graph is being captured; do it \
-         before the capture begins, or after its end (pool:initial=… reserves memory for the graph in \
-         advance): cuStreamSynchronize: CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED (900): cuStreamSynchronize \
-         is refused while a graph is captured",
+        "driver error of DEVICE in `cuda`: this call is not possible while a graph is being captured; make \
+         the call before the capture begins, or after the capture ends (pool:initial=… reserves memory for \
+         the graph in advance): cuStreamSynchronize: CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED (900): \
+         cuStreamSynchronize is refused while a graph is captured",
     ),
     program(
         "a copy through staging memory while its stream captures a graph",

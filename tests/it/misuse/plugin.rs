@@ -54,8 +54,8 @@ pub(crate) const PROGRAMS: &[Program] = &[
             error(pin())
         },
         "driver error for 512B of DEVICE: a part of the range is pinned already; drop the earlier pin \
-         first: a pin: cuMemHostRegister: CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED (712): a part of it is \
-         pinned already",
+         first: a pin: cuMemHostRegister: CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED (712): a part of the \
+         range is already pinned",
     ),
     program(
         "a view beyond the end of memory",

@@ -183,8 +183,8 @@ pub(crate) const STACKS: &[Program] = &[
     text!(
         "a step of reuse between streams that there is not",
         "cuda+pool:reuse=always",
-        "invalid stack in `cuda+pool:reuse=always`: `reuse=always` of `pool`: invalid argument: there is no \
-         step `always`; write own, or some of ordered/completed/waited"
+        "invalid stack in `cuda+pool:reuse=always`: `reuse=always` of `pool`: invalid argument: `always` is \
+         no way to reuse blocks; write own, or some of ordered/completed/waited"
     ),
     text!(
         "blocks of no bytes",
@@ -315,8 +315,8 @@ pub(crate) const REGISTRY: &[Program] = &[
     program(
         "the default resource of a device that is gone",
         |_| error(get_per_device_resource(DeviceId::sim(1_000_000))),
-        "no device of sim:1000000: this process has no such simulated device; a simulated device ends with \
-         its last handle, so keep one",
+        "no device of sim:1000000: this process has no such simulated device; a simulated device lives only \
+         until its last handle is dropped, so keep a handle",
     ),
     program(
         "a bin on another device",
@@ -324,7 +324,7 @@ pub(crate) const REGISTRY: &[Program] = &[
             let layer = BinningLayer::new().add_bin_with(4096, cuda_on_peer(bench).into_any());
             error(CudaMemoryResource::new(bench.driver()).layer(layer))
         },
-        "invalid argument: the bin of 4096 bytes allocates on PEER, the rest on DEVICE; use resources of \
+        "invalid argument: the bin of 4096 bytes allocates on PEER, but upstream on DEVICE; use resources of \
          one device",
     ),
     program(

@@ -205,7 +205,7 @@ impl State {
         if self.space.within(range).next().is_some() {
             return Err(Refusal::new(
                 DriverError::HOST_MEMORY_ALREADY_REGISTERED,
-                "a part of it is pinned already",
+                "a part of the range is already pinned",
             ));
         }
         self.add_host(ptr.0, bytes, true);

@@ -21,18 +21,19 @@ pub(crate) enum Action {
 }
 
 impl Access {
-    /// Reads `bytes` bytes at `ptr`. Any contents are correct.
+    /// Reads `bytes` bytes at `ptr`. The read is correct for any contents.
     pub const fn read(ptr: DevicePtr, bytes: u64) -> Self {
         Self { ptr, bytes, action: Action::Read }
     }
 
-    /// Fills `bytes` bytes at `ptr` with a tag: the eight bytes of the number in little-endian order,
-    /// repeated.
+    /// Fills `bytes` bytes at `ptr` with the pattern of a tag. The pattern is the eight bytes of `tag` in
+    /// little-endian order, repeated.
     pub const fn write(ptr: DevicePtr, bytes: u64, tag: u64) -> Self {
         Self { ptr, bytes, action: Action::Write(tag) }
     }
 
-    /// Reads `bytes` bytes at `ptr`. If a byte differs from the tag, this is a violation.
+    /// Reads `bytes` bytes at `ptr`, and compares them with the pattern of `tag`. If a byte differs, the
+    /// device records a violation.
     pub const fn check(ptr: DevicePtr, bytes: u64, tag: u64) -> Self {
         Self { ptr, bytes, action: Action::Check(tag) }
     }

@@ -18,11 +18,11 @@ struct Fault {
     persistent: bool,
 }
 
-/// Tells which driver calls fail. A failed call has no other effect.
+/// A plan that tells which driver calls fail. A failed call has no other effect.
 ///
-/// After a [sticky](DriverError::is_sticky) code, every later call fails with that code, planned or not.
-/// Calls of the kind [`CallKind::Other`] query versions and attributes. They fail only if the fault is
-/// [persistent](Self::persistent).
+/// After a [sticky](DriverError::is_sticky) error code, every later call fails with the same code, even if
+/// the plan does not name the call. Calls of the kind [`CallKind::Other`] query versions and attributes. Such
+/// calls fail only if the fault is [persistent](Self::persistent).
 ///
 /// Every method of the driver that can fail counts as one call of its [`CallKind`], as in
 /// [`CountingDriver`](crate::CountingDriver).
@@ -44,17 +44,19 @@ pub struct FaultPlan {
 }
 
 impl FaultPlan {
-    /// Returns a plan without faults.
+    /// Creates a plan in which no call fails.
     pub const fn none() -> Self {
         Self { faults: Vec::new() }
     }
 
-    /// Fails the `n`-th driver call of any kind, counted from 0, with `code`.
+    /// Creates a plan in which the `n`-th driver call of any kind fails with `code`. The first call has the
+    /// number 0.
     pub fn nth_call(n: u64, code: i32) -> Self {
         Self::of(None, n, code)
     }
 
-    /// Fails the `n`-th driver call of one kind, counted from 0, with `code`.
+    /// Creates a plan in which the `n`-th driver call of one kind fails with `code`. The first call has the
+    /// number 0.
     pub fn nth_of(kind: CallKind, n: u64, code: i32) -> Self {
         Self::of(Some(kind), n, code)
     }
@@ -63,16 +65,16 @@ impl FaultPlan {
         Self { faults: vec![Fault { kind, nth, code, persistent: false }] }
     }
 
-    /// Makes every fault of the plan persistent: after the call of a fault has failed, all later calls that
-    /// the fault counts fail, too.
+    /// Makes every fault of the plan persistent. After the planned call has failed, all later calls fail,
+    /// too. If the fault names one kind of call, only later calls of this kind fail.
     #[must_use]
     pub fn persistent(mut self) -> Self {
         self.faults.iter_mut().for_each(|fault| fault.persistent = true);
         self
     }
 
-    /// Returns a plan with the faults of both plans. If the two plans fail the same call, the code of `self`
-    /// applies.
+    /// Returns a plan with the faults of `self` and `other`. If both plans fail the same call, the call fails
+    /// with the code of `self`.
     #[must_use]
     pub fn and(mut self, other: Self) -> Self {
         self.faults.extend(other.faults);

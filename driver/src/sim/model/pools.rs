@@ -226,7 +226,7 @@ impl Pools {
             return Err(Refusal::invalid_value("an imported pool cannot be a current pool"));
         }
         if found.place() != place {
-            return Err(Refusal::invalid_value("the pool's memory is of another place or kind"));
+            return Err(Refusal::invalid_value("the pool's memory has another location or another kind"));
         }
         self.current.insert(place, pool);
         Ok(())

@@ -2,19 +2,19 @@
 
 use std::fmt;
 
-/// The kind of a broken rule.
+/// The kind of rule that the program broke.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 #[non_exhaustive]
 pub enum ViolationKind {
-    /// Two lent blocks overlap, in their addresses or in the memory behind them. Or a block was given back
-    /// that was not lent with this address and size.
+    /// Two lent blocks overlap, in their addresses or in their physical memory. Or the program gave back a
+    /// block that it had not lent with this address and size.
     Overlap,
     /// A block or an access is null, misaligned, or not inside accessible memory of this device.
     OutOfBounds,
-    /// A block was handed to a stream, or used by its owner, without being ordered after all work of earlier
-    /// owners.
+    /// A stream got a block, or the owner used a block, but this was not ordered after all work of the
+    /// earlier owners.
     StreamOrder,
-    /// A simulated kernel found bytes other than the expected tag.
+    /// A simulated kernel found other bytes than the expected tag.
     TagMismatch,
     /// A call named a stream or event that does not exist.
     DeadHandle,
@@ -32,9 +32,9 @@ impl ViolationKind {
     /// Returns the number of the broken invariant:
     /// - 1: live ranges never overlap;
     /// - 2: pointers are in bounds, aligned, and belong to their device;
-    /// - 3: a block that is handed to a stream happens after every release of the block;
+    /// - 3: if a stream gets a block, its work on the block runs after every earlier free of the block;
     /// - 4: no call names a destroyed stream or event;
-    /// - 7: every wait is on a recorded event;
+    /// - 7: every wait is for a recorded event;
     /// - 9: memory returns to the driver only after all recorded uses.
     pub const fn number(self) -> u32 {
         match self {
@@ -48,16 +48,17 @@ impl ViolationKind {
     }
 }
 
-/// A rule that the program on the simulated device broke.
+/// Describes a rule that the program broke on the simulated device.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct Violation {
-    /// The kind of rule that was broken.
+    /// The kind of the broken rule.
     pub kind: ViolationKind,
-    /// A message for people.
+    /// A text that describes the violation to people.
     pub message: String,
-    /// The step at which the violation was found, counted from 1. Every driver call, `lend`, `give_back` and
-    /// `launch` is a step. For a [`ViolationKind::TagMismatch`], it is the step of the launch.
+    /// The step at which the device found the violation, counted from 1. Every driver call, `lend`,
+    /// `give_back` and `launch` is a step. For a [`ViolationKind::TagMismatch`], this is the step of the
+    /// launch.
     pub step: u64,
 }
 

@@ -7,14 +7,14 @@ use super::{Profile, h200};
 const GIB: u64 = 1 << 30;
 
 impl Profile {
-    /// Returns the profile of an H200, as in `driver/profiles/h200.toml`.
+    /// Returns the profile of an H200. The file `driver/profiles/h200.toml` contains the same profile.
     pub fn h200() -> Self {
         static H200: LazyLock<Profile> = LazyLock::new(h200::profile);
         H200.clone()
     }
 
-    /// Returns the profile of an A100 with 80 GB. Its costs were not measured. It uses the costs of an H200,
-    /// and its name says so.
+    /// Returns the profile of an A100 with 80 GB. The costs of an A100 were not measured, so the profile
+    /// contains the costs of an H200. The name of the profile says so.
     pub fn a100() -> Self {
         let name = "simulated A100 (call costs not measured: an H200's)".to_owned();
         Self::h200().standing_in_for(name, 79 * GIB, 108, (8, 0))

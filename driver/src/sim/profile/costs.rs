@@ -7,13 +7,13 @@ use crate::CallKind;
 
 /// The costs of a device's driver calls.
 ///
-/// If a cost is `None`, or missing in [`calls_ns`](Self::calls_ns), it was not measured. Calls without a
-/// measured cost take no virtual time, and reports name them.
+/// A cost that is `None`, or is missing in [`calls_ns`](Self::calls_ns), was not measured. Calls without a
+/// measured cost take no virtual time. Reports list the calls without a measured cost.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 #[cfg_attr(feature = "profiles", derive(serde::Deserialize), serde(deny_unknown_fields, default))]
 #[non_exhaustive]
 pub struct Costs {
-    /// The nanoseconds of each kind of call with a constant cost.
+    /// The cost of each kind of call with a constant cost, in nanoseconds.
     pub calls_ns: CallCosts,
     /// The costs of recording an event.
     pub event_record: EventRecordCosts,
@@ -39,119 +39,121 @@ pub struct Costs {
     pub mem_unmap: Option<UnmapCosts>,
 }
 
-/// A cost that depends only on the size in bytes.
+/// The cost of a call, if it depends only on the size in bytes.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[cfg_attr(feature = "profiles", derive(serde::Deserialize), serde(deny_unknown_fields))]
 #[non_exhaustive]
 pub struct SizeCosts {
-    /// Nanoseconds by size in bytes.
+    /// The nanoseconds of a call, by size in bytes.
     pub by_bytes_ns: Curve,
 }
 
 impl SizeCosts {
-    /// Creates costs from the nanoseconds by size in bytes.
+    /// Creates the cost from a curve: the nanoseconds of a call, by size in bytes.
     pub const fn new(by_bytes_ns: Curve) -> Self {
         Self { by_bytes_ns }
     }
 }
 
-/// The costs of plain memory.
+/// The cost of allocating or freeing plain memory.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[cfg_attr(feature = "profiles", derive(serde::Deserialize), serde(deny_unknown_fields))]
 #[non_exhaustive]
 pub struct PlainCosts {
-    /// Nanoseconds for a block of up to 2 MiB, if the call neither takes a page from the device nor returns
-    /// one.
+    /// The nanoseconds for a block of up to 2 MiB, if the call neither takes a page from the device nor
+    /// returns a page.
     pub in_page_ns: u64,
-    /// Nanoseconds for a larger block, by the total size of its pages in bytes. If a smaller block takes or
-    /// returns a page, the value at 2 MiB is added to its cost.
+    /// The nanoseconds for a larger block, by the total size of its pages in bytes. If the call for a smaller
+    /// block takes or returns a page, the value at 2 MiB is added to the cost.
     pub by_bytes_ns: Curve,
 }
 
 impl PlainCosts {
-    /// Creates costs of plain memory from the two fields.
+    /// Creates the cost of plain memory from the values of the two fields.
     pub const fn new(in_page_ns: u64, by_bytes_ns: Curve) -> Self {
         Self { in_page_ns, by_bytes_ns }
     }
 }
 
-/// Costs of recording an event that are added to its cost in `calls_ns`.
+/// Additional costs of recording an event. They are added to the cost of `event_record` in `calls_ns`.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 #[cfg_attr(feature = "profiles", derive(serde::Deserialize), serde(deny_unknown_fields))]
 #[non_exhaustive]
 pub struct EventRecordCosts {
-    /// Additional nanoseconds on the legacy default stream.
+    /// The additional nanoseconds for a record on the legacy default stream.
     pub legacy_stream_extra_ns: u64,
 }
 
-/// The costs of giving access to mappings (`cuMemSetAccess`): for the call, and for each mapping in its
-/// range.
+/// The cost of giving access to mappings (`cuMemSetAccess`). It is the sum of a cost for the call and of
+/// costs for each mapping in the range.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[cfg_attr(feature = "profiles", derive(serde::Deserialize), serde(deny_unknown_fields))]
 #[non_exhaustive]
 pub struct SetAccessCosts {
-    /// Nanoseconds for the call.
+    /// The nanoseconds for the call.
     pub call_ns: u64,
-    /// Nanoseconds for each mapping, by its size in bytes.
+    /// The nanoseconds for each mapping, by the size of the mapping in bytes.
     pub mapping_by_bytes_ns: Curve,
-    /// Additional nanoseconds for each mapping whose handle has another mapping.
+    /// The additional nanoseconds for each mapping whose physical memory has another mapping.
     pub second_mapping_extra_ns: u64,
-    /// Additional nanoseconds for each aligned 512 MiB of addresses in which nothing was accessible before.
+    /// The additional nanoseconds for each aligned 512 MiB of addresses in which no address was accessible
+    /// before.
     pub new_512_mib_extra_ns: u64,
 }
 
 impl SetAccessCosts {
-    /// Creates costs from the nanoseconds for the call, and the nanoseconds for a mapping by its size in
-    /// bytes. The additional costs are 0.
+    /// Creates the cost from the nanoseconds for the call, and from the nanoseconds for a mapping by its size
+    /// in bytes. The additional costs are 0.
     pub const fn new(call_ns: u64, mapping_by_bytes_ns: Curve) -> Self {
         Self { call_ns, mapping_by_bytes_ns, second_mapping_extra_ns: 0, new_512_mib_extra_ns: 0 }
     }
 }
 
-/// The costs of unmapping: for the call, and for each mapping in its range.
+/// The cost of unmapping. It is the sum of a cost for the call and of a cost for each mapping in the range.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[cfg_attr(feature = "profiles", derive(serde::Deserialize), serde(deny_unknown_fields))]
 #[non_exhaustive]
 pub struct UnmapCosts {
-    /// Nanoseconds for the call.
+    /// The nanoseconds for the call.
     pub call_ns: u64,
-    /// Nanoseconds for each mapping, by its size in bytes.
+    /// The nanoseconds for each mapping, by the size of the mapping in bytes.
     pub mapping_by_bytes_ns: Curve,
 }
 
 impl UnmapCosts {
-    /// Creates costs from the nanoseconds for the call, and the nanoseconds for a mapping by its size in
-    /// bytes.
+    /// Creates the cost from the nanoseconds for the call, and from the nanoseconds for a mapping by its size
+    /// in bytes.
     pub const fn new(call_ns: u64, mapping_by_bytes_ns: Curve) -> Self {
         Self { call_ns, mapping_by_bytes_ns }
     }
 }
 
-/// The nanoseconds of each kind of call with a constant cost.
+/// The cost of each kind of call with a constant cost, in nanoseconds.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 #[cfg_attr(feature = "profiles", derive(serde::Deserialize), serde(try_from = "BTreeMap<String, u64>"))]
 pub struct CallCosts(BTreeMap<CallKind, u64>);
 
 impl CallCosts {
-    /// Returns the nanoseconds of a call of this kind; `None` if they were not measured.
+    /// Returns the cost of a call of this kind in nanoseconds; `None` if the cost was not measured.
     pub fn get(&self, kind: CallKind) -> Option<u64> {
         self.0.get(&kind).copied()
     }
 
-    /// Iterates over the kinds that were measured and their nanoseconds.
+    /// Iterates over the kinds whose cost was measured, with the cost of each kind in nanoseconds.
     pub fn iter(&self) -> impl Iterator<Item = (CallKind, u64)> {
         self.0.iter().map(|(kind, ns)| (*kind, *ns))
     }
 }
 
 impl FromIterator<(CallKind, u64)> for CallCosts {
-    /// Leaves out kinds whose cost depends on the size. [`Costs`] has fields for these.
+    /// Leaves out kinds of calls whose cost depends on the size. [`Costs`] has separate fields for these
+    /// kinds.
     fn from_iter<I: IntoIterator<Item = (CallKind, u64)>>(costs: I) -> Self {
         Self(costs.into_iter().filter(|(kind, _)| !goes_by_size(*kind)).collect())
     }
 }
 
-/// Converts from the names of the kinds.
+/// Converts a map from the names of the kinds to their costs.
 impl TryFrom<BTreeMap<String, u64>> for CallCosts {
     type Error = String;
 
@@ -188,8 +190,8 @@ const fn goes_by_size(kind: CallKind) -> bool {
 }
 
 impl Costs {
-    /// Returns the constant part of the cost of a call of this kind, in nanoseconds; `None` if it was not
-    /// measured.
+    /// Returns the constant part of the cost of a call of this kind, in nanoseconds; `None` if the cost was
+    /// not measured.
     pub fn call_ns(&self, kind: CallKind) -> Option<u64> {
         let by_size = |is_measured: bool| is_measured.then_some(0);
         match kind {
@@ -208,8 +210,8 @@ impl Costs {
 }
 
 impl Costs {
-    /// Multiplies the costs of all calls of this kind by `factor`. For `MemFree`, it multiplies the costs of
-    /// plain memory.
+    /// Multiplies the costs of all calls of this kind by `factor`. For the kind `MemFree`, the method
+    /// multiplies only the costs of plain memory.
     pub fn scale(&mut self, kind: CallKind, factor: f64) {
         let scale = |ns: &mut u64| *ns = (*ns as f64 * factor).round() as u64;
         let sizes =
@@ -255,8 +257,8 @@ impl Costs {
 }
 
 impl PlainCosts {
-    /// Returns the nanoseconds for a block of this size. `pages_bytes` is the size of the pages that the call
-    /// takes from the device or returns to it; 0 if other blocks share the block's page.
+    /// Returns the nanoseconds for a block of `bytes` bytes. `pages_bytes` is the size of the pages that the
+    /// call takes from the device or returns to it. It is 0 if other blocks share the page of this block.
     pub fn ns(costs: Option<&Self>, bytes: u64, pages_bytes: u64) -> u64 {
         let Some(costs) = costs else { return 0 };
         let shares = if crate::plain::shares(bytes) { costs.in_page_ns } else { 0 };
@@ -266,7 +268,7 @@ impl PlainCosts {
 }
 
 impl SizeCosts {
-    /// Returns the nanoseconds for `bytes` bytes; 0 if they were not measured.
+    /// Returns the nanoseconds for `bytes` bytes; 0 if the cost was not measured.
     pub fn ns(costs: Option<&Self>, bytes: u64) -> u64 {
         costs.map_or(0, |costs| costs.by_bytes_ns.ns(bytes))
     }

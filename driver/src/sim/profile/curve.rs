@@ -1,19 +1,20 @@
 //! A cost that depends on a size.
 
-/// A cost that depends on a size. It is a list of points (bytes, nanoseconds) that are joined by straight
+/// A cost that depends on a size. The curve is a list of points (bytes, nanoseconds), joined by straight
 /// lines.
 ///
-/// Below the first point, the cost of the first point applies. Beyond the last point, the last line
-/// continues. If that line falls, the cost stays constant instead.
+/// Below the first point, the cost is the cost of the first point. Beyond the last point, the last straight
+/// line continues. If that line falls, the cost stays constant instead.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[cfg_attr(feature = "profiles", derive(serde::Deserialize), serde(try_from = "Vec<(u64, u64)>"))]
 pub struct Curve(Vec<(u64, u64)>);
 
 impl Curve {
-    /// Creates the curve through these points, given as bytes and nanoseconds.
+    /// Creates the curve through these points. Each point is a number of bytes and a number of nanoseconds.
     ///
     /// # Errors
-    /// A message if there is no point, or if the bytes do not increase from point to point.
+    /// A message that names the mistake. The mistakes are: no point, or a point whose number of bytes is not
+    /// larger than the number before.
     pub fn new(points: Vec<(u64, u64)>) -> Result<Self, String> {
         if points.is_empty() {
             return Err("give at least one point [bytes, nanoseconds]".to_owned());
@@ -26,7 +27,7 @@ impl Curve {
         }
     }
 
-    /// Returns the points, as bytes and nanoseconds, in increasing order of bytes.
+    /// Returns the points as bytes and nanoseconds, in the order of increasing bytes.
     pub fn points(&self) -> &[(u64, u64)] {
         &self.0
     }
@@ -35,7 +36,7 @@ impl Curve {
         self.0.iter_mut().for_each(|(_, ns)| scale(ns));
     }
 
-    /// Returns the cost of `bytes` bytes in nanoseconds.
+    /// Returns the cost for `bytes` bytes, in nanoseconds.
     pub fn ns(&self, bytes: u64) -> u64 {
         let points = &self.0;
         let after = points.partition_point(|&(size, _)| size < bytes);
@@ -56,8 +57,8 @@ impl Curve {
 }
 
 impl From<&[(u64, u64)]> for Curve {
-    /// Sorts the points. If several points have the same bytes, the first of them counts. Without any point,
-    /// the cost is 0.
+    /// Sorts the points. If several points have the same number of bytes, only the first of them is used. If
+    /// there is no point, the cost is 0.
     fn from(points: &[(u64, u64)]) -> Self {
         let mut points = points.to_vec();
         points.sort_by_key(|(bytes, _)| *bytes);

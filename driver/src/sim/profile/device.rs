@@ -7,17 +7,18 @@ use crate::CallKind;
 
 const KIB: u64 = 1 << 10;
 
-/// A device's size and the costs of its driver calls.
+/// Describes a device for simulation: its size, and the costs of its driver calls.
 ///
 /// `millpond-replay calibrate` measures a device, and writes its profile to a TOML file. `Profile::from_toml`
-/// reads such a file (with the feature `profiles`). `driver/profiles` holds the built-in profile of an H200.
+/// reads such a file (with the feature `profiles`). The folder `driver/profiles` contains the built-in
+/// profile of an H200.
 ///
-/// Costs are nanoseconds of host time. They include the cost of reading the timer. Between two measured
-/// sizes, a cost is interpolated linearly: see [`Curve`](super::Curve). Calls that were not measured cost
+/// Costs are nanoseconds of host time, including the time of reading the timer. Between two measured sizes, a
+/// cost is interpolated linearly: see [`Curve`](super::Curve). Calls whose cost was not measured cost
 /// nothing: see [`call_ns`](Self::call_ns).
 ///
 /// The time that work takes on the device is a simple model, not a measurement. A kernel takes 2 µs, plus 1
-/// ns for each 4 KiB that it touches. A copy or fill takes 1 µs, plus 1 ns for each 1 KiB.
+/// ns for each 4 KiB that the kernel touches. A copy or fill takes 1 µs, plus 1 ns for each 1 KiB.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Profile {
     name: String,
@@ -31,7 +32,8 @@ pub struct Profile {
 }
 
 impl Profile {
-    /// Returns the same profile with another capacity in bytes. The name of the result states the capacity.
+    /// Returns the same profile with another capacity in bytes. The name of the new profile states the
+    /// capacity.
     #[must_use]
     pub fn resized(self, bytes: u64) -> Self {
         let name = format!("{} with {}", self.name, millpond_core::format_bytes(bytes));
@@ -49,7 +51,7 @@ impl Profile {
         Self { name, capacity, measured_on: None, multiprocessors, compute_capability, ..self }
     }
 
-    /// Creates a profile with these costs. `measured_on` says where they were measured.
+    /// Creates a profile with these costs. `measured_on` tells where the costs were measured.
     pub fn measured(
         name: impl Into<String>,
         capacity: u64,
@@ -81,7 +83,7 @@ impl Profile {
         Self { calls: CallKind::ALL.map(|kind| costs.call_ns(kind)), costs: Arc::new(costs), ..self }
     }
 
-    /// Returns a name of the device for people to read.
+    /// Returns a name of the device that people can read.
     pub fn name(&self) -> &str {
         &self.name
     }
@@ -96,7 +98,7 @@ impl Profile {
         self.measured_on.is_some()
     }
 
-    /// Returns where and when the costs were measured.
+    /// Returns where and when the costs were measured; `None` if they were not measured.
     pub fn measured_on(&self) -> Option<&str> {
         self.measured_on.as_deref()
     }
@@ -116,8 +118,8 @@ impl Profile {
         self.compute_capability
     }
 
-    /// Returns the constant part of the cost of a call of this kind, in nanoseconds. Returns `None` if it was
-    /// not measured; it then counts as 0.
+    /// Returns the constant part of the cost of a call of this kind, in nanoseconds. Returns `None` if the
+    /// cost was not measured. The simulated device then uses 0.
     pub const fn call_ns(&self, kind: CallKind) -> Option<u64> {
         self.calls[kind as usize]
     }

@@ -9,7 +9,7 @@ use super::read;
 use super::{Profile, write};
 
 impl Profile {
-    /// Reads the profile from a TOML file.
+    /// Reads a profile from a TOML file.
     ///
     /// # Errors
     /// An error if the file cannot be read, and the errors of [`from_toml`](Self::from_toml).
@@ -18,10 +18,10 @@ impl Profile {
         read::file(path)
     }
 
-    /// Returns an error, because reading profiles requires the feature `profiles`.
+    /// Returns an error: reading profiles needs the feature `profiles`.
     ///
     /// # Errors
-    /// In every case.
+    /// An error in every case.
     #[cfg(not(feature = "profiles"))]
     pub fn from_file(path: &Path) -> Result<Self> {
         Err(millpond_core::Error::invalid_argument(format!(
@@ -30,7 +30,7 @@ impl Profile {
         )))
     }
 
-    /// Reads the profile from this text. Errors name `source` as its origin.
+    /// Reads a profile from `text`. Errors name `source` as the origin of the text.
     ///
     /// # Errors
     /// An error if the text is not TOML, or if a field is missing, unknown or wrong. The error names the line
@@ -40,10 +40,11 @@ impl Profile {
         read::parse(text, source)
     }
 
-    /// Returns the profile as TOML, with an explanation of each field. The method calls `comment` with the
-    /// name of each field, such as `mem_create` or `calls_ns.event_query`, and adds the text that it returns.
-    /// If the field is a curve, the method also calls `comment` with the size in bytes of each point of the
-    /// curve.
+    /// Returns the profile as TOML, with an explanation of each field.
+    ///
+    /// For each field, the method calls `comment` with the name of the field, such as `mem_create` or
+    /// `calls_ns.event_query`. It adds the returned text to the field as a comment. If the field is a curve,
+    /// the method also calls `comment` with the size in bytes of each point of the curve.
     pub fn to_toml(&self, comment: impl Fn(&str, Option<u64>) -> Option<String>) -> String {
         write::toml(self, &comment)
     }

@@ -6,14 +6,16 @@ use std::time::Duration;
 
 use millpond_core::{Error, Result};
 
-/// The time over which a pool returns unneeded memory to the driver.
+/// The decay of a pool: the time over which the pool returns unneeded memory to the driver.
 ///
-/// Decay applies to a pool that maps [pages](crate::pool::PagesMode). The pool keeps a weighted maximum of
-/// the memory that it needed during this time. The longer ago the pool needed memory, the less that need
-/// counts. A pool that allocates regions does not decay, because `cuMemFree` waits for all work of the
-/// device. Such a pool returns memory on `trim`, before it grows to a new peak, and before a request fails.
+/// Only a pool that maps [pages](crate::pool::PagesMode) has a decay. The pool computes a weighted maximum of
+/// the memory that it needed during this time. Recent needs count more than older needs.
 ///
-/// In text: `decay=10s` (the default), `decay=500ms`, `decay=2min`, `decay=off`.
+/// A pool that allocates regions does not decay, because `cuMemFree` waits for all work of the device. Such a
+/// pool returns memory in three cases: on `trim`, before the pool grows to a new peak, and before a request
+/// fails.
+///
+/// In the text of a stack: `decay=10s` (the default), `decay=500ms`, `decay=2min`, `decay=off`.
 ///
 /// ```
 /// use std::time::Duration;
@@ -27,10 +29,10 @@ use millpond_core::{Error, Result};
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum Decay {
-    /// The pool returns unneeded memory over this time: from a millisecond to a day, rounded down to whole
-    /// milliseconds.
+    /// The pool returns unneeded memory over this time. The time may be from a millisecond to a day, and is
+    /// rounded down to whole milliseconds.
     Over(Duration),
-    /// The pool returns no memory in the background.
+    /// The pool does not return memory in the background.
     Off,
 }
 
