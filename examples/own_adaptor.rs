@@ -1,6 +1,6 @@
 //! Shows how to write your own adaptor: a layer that wraps any resource, in Rust and in a stack's text.
 //!
-//! This one refuses single requests above a size, so it finds the code that asks for a terabyte by mistake.
+//! This adaptor refuses single requests above a size. So it finds code that requests a terabyte by mistake.
 
 use std::fmt;
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use millpond::{
     StreamRef, Traits, downcast, find_trait, forward_to_upstream,
 };
 
-/// Refuses requests of more than `largest` bytes. The struct needs no bound: only the trait's impl does.
+/// Refuses requests of more than `largest` bytes. The struct needs no trait bound; only its impl does.
 #[derive(Debug)]
 struct RequestCap<R> {
     upstream: R,
@@ -39,7 +39,7 @@ unsafe impl<R: DeviceMemoryResource> DeviceMemoryResource for RequestCap<R> {
         downcast::<Self>(other).is_some_and(|other| self.upstream.is_equal(&other.upstream))
     }
 
-    /// Provides only this layer's own traits; the layers below are asked separately.
+    /// Provides only the traits of this layer. Callers ask the layers below separately.
     fn provide(&self, traits: &mut Traits) {
         traits.add::<Self, dyn Cap>(|it| it);
     }

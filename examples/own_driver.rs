@@ -1,5 +1,5 @@
-//! Shows how to write your own driver: plain host memory behind the trait `Driver`. Resources on top of it
-//! pass the conformance suite; a driver for HIP, Level Zero or a test double would look the same.
+//! Shows how to write your own driver: plain host memory behind the trait `Driver`. Resources on top of this
+//! driver pass the conformance suite. A driver for HIP or Level Zero, or a test double, would look the same.
 //!
 //! All work is done in the call that submits it, so a stream never has pending work.
 

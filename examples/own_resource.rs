@@ -1,6 +1,6 @@
 //! Shows how to write your own resource: it implements every method of the trait.
 //!
-//! This one allocates from one region and never frees a block: an arena for a single pass.
+//! This resource is an arena for a single pass: it allocates from one region, and never frees a block.
 
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -30,7 +30,7 @@ impl<R: DeviceMemoryResource> BumpMemoryResource<R> {
 
 impl<R: DeviceMemoryResource> Drop for BumpMemoryResource<R> {
     fn drop(&mut self) {
-        // All uses of the region must be over before it goes back.
+        // All uses of the region must be over before the region is freed.
         if self.driver().synchronize().is_ok() {
             // SAFETY: the region came from upstream with this size, and all work on the device is done.
             unsafe { self.upstream.deallocate_bytes(self.region, self.bytes, StreamRef::LEGACY) };
@@ -38,7 +38,7 @@ impl<R: DeviceMemoryResource> Drop for BumpMemoryResource<R> {
     }
 }
 
-/// Prints the base first, as every resource does, so that errors show where they come from.
+/// Prints the upstream first, as every resource does, so that errors show which stack they come from.
 impl<R: DeviceMemoryResource> fmt::Display for BumpMemoryResource<R> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}+bump", self.upstream)

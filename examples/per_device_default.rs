@@ -1,4 +1,4 @@
-//! Shows per-device defaults: set a resource once, and containers take their memory from it.
+//! Shows per-device defaults: set a resource once, and containers allocate their memory from it.
 
 use millpond::containers::{DeviceBuffer, Stream};
 use millpond::driver::DeviceSpec;
@@ -19,14 +19,14 @@ fn main() -> Result<()> {
     let before = set_per_device_resource(id, pool)?;
     println!("`{before}` was replaced by `{}`", get_per_device_resource(id)?);
 
-    // A container takes its memory from the default, in the order of its stream.
+    // A container allocates its memory from the default, in the order of its stream.
     let stream = Stream::new(device.clone(), StreamFlags::NON_BLOCKING)?;
     let numbers: Vec<u32> = (0..1000).collect();
     let buffer = DeviceBuffer::from_host(&numbers, &stream, get_per_device_resource(id)?)?;
     assert_eq!(buffer.to_host::<u32>()?, numbers);
     println!("{} bytes at {} from `{}`", buffer.len(), buffer.as_ptr(), buffer.resource());
 
-    // A new default does not disturb the buffer: it goes back to the pool that it came from.
+    // A new default does not change the buffer, whose memory returns to the pool that it came from.
     let pool = reset_per_device_resource(id)?;
     drop(buffer);
     println!(

@@ -18,7 +18,7 @@ fn main() -> Result<()> {
     work(&above)?;
     println!("{above}: {} allocations", above.counters().allocations.total);
 
-    // Statistics below the pool count the pool's requests: one region, taken once.
+    // Statistics below the pool count the pool's requests. It requests one region, once.
     let below =
         CudaMemoryResource::new(device.clone()).layer(StatisticsLayer::new())?.layer(PoolLayer::new())?;
     work(&below)?;
@@ -32,13 +32,13 @@ fn main() -> Result<()> {
     work(&built)?;
     println!("{built}: {:?}", built.statistics().map(|statistics| statistics.ladder));
 
-    // For a mistake, the error lists the valid names.
+    // If the text has a mistake, the error lists the valid names.
     let mistake = "cuda+pol".parse::<StackSpec>()?.build(&millpond::layers(), &device);
     println!("{}", mistake.expect_err("there is no layer `pol`"));
     Ok(())
 }
 
-/// Allocates ten blocks, one after the other: a pool needs memory for one.
+/// Allocates ten blocks, one after the other. A pool needs memory for only one of them.
 fn work(resource: &dyn DeviceMemoryResource) -> Result<()> {
     for _ in 0..10 {
         let block = resource.allocate_bytes(BLOCK, StreamRef::LEGACY)?;

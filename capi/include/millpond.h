@@ -57,7 +57,7 @@ extern "C" {
 /// Returns the version of the library, such as `0.1.0`. Never free it.
 const char *millpond_version(void);
 
-/// Returns the version of this interface. It grows by 1 with each change that breaks programs; a
+/// Returns the version of this interface. It grows by 1 with each change that breaks programs. A
 /// new function alone does not change it.
 uint32_t millpond_abi_version(void);
 
@@ -71,11 +71,11 @@ uint32_t millpond_abi_version(void);
 typedef enum millpond_status {
   /// The call succeeded.
   MILLPOND_STATUS_OK = 0,
-  /// No free block of that size exists, even after waiting for the device.
+  /// No free block is large enough, even after waiting for the device.
   MILLPOND_STATUS_OUT_OF_MEMORY = 1,
-  /// An argument is invalid, however much memory is free.
+  /// An argument is invalid. More free memory would not help.
   MILLPOND_STATUS_INVALID_ARGUMENT = 2,
-  /// The text of a stack is malformed, or names something that does not exist.
+  /// The text of a stack is malformed, or names a layer or an option that does not exist.
   MILLPOND_STATUS_INVALID_STACK = 3,
   /// There is no CUDA driver, or no such device.
   MILLPOND_STATUS_NO_DEVICE = 4,
@@ -89,44 +89,45 @@ typedef enum millpond_status {
   MILLPOND_STATUS_IO = 8,
   /// A bug in millpond. Please report it.
   MILLPOND_STATUS_INTERNAL = 9,
-  /// Another thread's call holds a single-threaded resource and does not end.
+  /// Another thread's call holds a single-threaded resource, and does not end.
   MILLPOND_STATUS_BUSY = 10,
 } millpond_status;
 
-/// Returns the reason of the last failed call on this thread, and advice. Valid until the thread's
-/// next failing call.
+/// Returns the reason of the last failed call on this thread, and advice. The text is valid until
+/// the thread's next failing call.
 const char *millpond_error_message(void);
 
-/// Returns the state of memory at the last failed call on this thread, and advice, as text. Null if
-/// the call did not run out of memory, or if there is no report. Valid until the thread's next
-/// failing call.
+/// Returns a report of the memory at the last failed call on this thread, and advice, as text.
+/// Returns null if the call did not run out of memory, or if there is no report. The text is valid
+/// until the thread's next failing call.
 const char *millpond_error_report(void);
 
 /// Returns the report of `millpond_error_report` as JSON.
 const char *millpond_error_report_json(void);
 
-/// Returns the driver's code (`CUresult`) of the last failed call on this thread; 0 if the driver
-/// reported no error.
+/// Returns the driver's code (`CUresult`) of the last failed call on this thread. Returns 0 if the
+/// driver reported no error.
 int32_t millpond_error_driver_code(void);
 
 /// Frees a text from this library. Does nothing for null.
 ///
-/// Requires: `text` is null, or from a function whose documentation names this one, and is not used
-/// again.
+/// Requires: `text` is null, or comes from a function whose documentation names this function.
+/// `text` is not used again.
 void millpond_string_free(char *text);
 
 /* ================================================================================================
  * Devices
  * ============================================================================================= */
 
-/// A device. A simulated one lives as long as its handles, resources and blocks.
+/// A device. A simulated device lives as long as its handles, resources and blocks.
 typedef struct millpond_device millpond_device;
 
-/// Opens a device: `cuda:0`, or a new simulated one, such as `sim:h200`, `sim:8GiB` or
-/// `sim:FILE.toml`. Null opens the default device of the process, always the same one. The library
-/// chooses it in this order: `MILLPOND_DEVICE`; `LOCAL_RANK`, if CUDA sees several devices;
-/// `cuda:0`; a simulated H200. A handle alone uses no memory of a CUDA device: the first stack or
-/// call on the device makes its context.
+/// Opens a device: `cuda:0`, or a new simulated device, such as `sim:h200`, `sim:8GiB` or
+/// `sim:FILE.toml`. Null opens the default device of the process, which is always the same one. The
+/// library chooses the default device by the first rule that applies: `MILLPOND_DEVICE` names it;
+/// `LOCAL_RANK` selects it, if CUDA sees several devices; `cuda:0`; a simulated H200. A handle
+/// alone uses no memory of a CUDA device. The first stack or call on the device creates the
+/// device's context.
 ///
 /// Requires: `name` is null or a string; `device` is valid for writes.
 millpond_status millpond_device_open(const char *name, millpond_device **device);
@@ -136,9 +137,9 @@ millpond_status millpond_device_open(const char *name, millpond_device **device)
 /// Requires: `device` is valid for writes.
 millpond_status millpond_device_find(uint32_t ordinal, bool is_simulated, millpond_device **device);
 
-/// Opens the calling thread's current device: the device of CUDA's current context, or else the
-/// default device that `millpond_device_open` opens for null. If CUDA cannot be used, a simulated
-/// device must be open.
+/// Opens the calling thread's current device: the device of CUDA's current context. If there is no
+/// such context, opens the default device, as `millpond_device_open` does for null. If CUDA cannot
+/// be used, a simulated device must be open.
 ///
 /// Requires: `device` is valid for writes.
 millpond_status millpond_device_current(millpond_device **device);
@@ -175,7 +176,7 @@ millpond_status millpond_device_memory_info(const millpond_device *device, uint6
 /// Requires: `device` is a handle from this library.
 millpond_status millpond_device_synchronize(const millpond_device *device);
 
-/// Returns whether CUDA can be used. If it can, device numbers are CUDA's, also in
+/// Returns whether CUDA can be used. If it can, device numbers are CUDA's numbers, also in
 /// `millpond_malloc`.
 bool millpond_cuda_is_available(void);
 
@@ -200,7 +201,7 @@ millpond_status millpond_stream_destroy(const millpond_device *device, void *str
 /// Requires: `device` is a handle from this library; the stream is alive.
 millpond_status millpond_stream_synchronize(const millpond_device *device, void *stream);
 
-/// Sets `is_done` to whether the work of a stream is done.
+/// Sets `is_done` to whether all work of a stream is done.
 ///
 /// Requires: `device` is a handle from this library; the stream is alive; `is_done` is valid for
 /// writes.
@@ -211,8 +212,8 @@ millpond_status millpond_stream_query(const millpond_device *device, void *strea
 /// Requires: `device` is a handle from this library; both streams are alive.
 millpond_status millpond_stream_wait(const millpond_device *device, void *stream, void *other);
 
-/// Opens the device of a stream's context. For a default stream (0, 1 or 2), or without CUDA, this
-/// is the calling thread's current device.
+/// Opens the device of a stream's context. For a default stream (0, 1 or 2), or without CUDA, opens
+/// the calling thread's current device.
 ///
 /// Requires: The stream is alive; `device` is valid for writes.
 millpond_status millpond_stream_device(void *stream, millpond_device **device);
@@ -231,7 +232,7 @@ millpond_status millpond_copy_to_device(const millpond_device *device, void *tar
 
 /// Copies from the device to the host in stream order.
 ///
-/// Requires: As for `millpond_copy_to_device`, with host and device exchanged.
+/// Requires: The rules of `millpond_copy_to_device` hold, with host and device exchanged.
 millpond_status millpond_copy_to_host(const millpond_device *device, void *target,
                                       const void *source, uint64_t bytes, void *stream);
 
@@ -242,9 +243,9 @@ millpond_status millpond_copy_to_host(const millpond_device *device, void *targe
 millpond_status millpond_copy_on_device(const millpond_device *device, void *target,
                                         const void *source, uint64_t bytes, void *stream);
 
-/// Copies from another device to this one in stream order, and waits for the copy. Neither device
-/// needs access to the other's memory. If the devices belong to two machines, as simulated devices
-/// do, the bytes go through host memory.
+/// Copies from another device to this device in stream order, and waits for the copy. Neither
+/// device needs access to the other device's memory. If the devices belong to two machines, as
+/// simulated devices do, the bytes go through host memory.
 ///
 /// Requires: Both devices are handles from this library; the stream belongs to `device` and is
 /// alive; the ranges hold `bytes` bytes; the work on the source is done, and the target can be used
@@ -255,7 +256,7 @@ millpond_status millpond_copy_from_device(const millpond_device *device, void *t
 
 /// Sets each byte of a range of the device's memory in stream order.
 ///
-/// Requires: As for `millpond_copy_on_device`.
+/// Requires: The rules of `millpond_copy_on_device` hold.
 millpond_status millpond_fill(const millpond_device *device, void *target, uint8_t value,
                               uint64_t bytes, void *stream);
 
@@ -277,8 +278,8 @@ millpond_status millpond_prefetch(const millpond_device *device, void *target, u
 /// top of it.
 typedef struct millpond_resource millpond_resource;
 
-/// Builds a stack from text, such as `cuda+pool:initial=1GiB+statistics`, on a device. Null is the
-/// default device, as in `millpond_device_open`.
+/// Builds a stack from text, such as `cuda+pool:initial=1GiB+statistics`, on a device. If `device`
+/// is null, builds on the default device, as in `millpond_device_open`.
 ///
 /// Requires: `device` is null or a handle from this library; `stack` is a string; `resource` is
 /// valid for writes.
@@ -293,10 +294,10 @@ millpond_status millpond_resource_new(const millpond_device *device, const char 
 millpond_status millpond_resource_layer(const millpond_resource *upstream, const char *layer,
                                         millpond_resource **resource);
 
-/// Builds layers from text on a resource, which the caller still owns. The outermost layer gets a
-/// file as the value of `key`, for example `file` of `logging`. The path is data: it may hold any
-/// byte except zero, and no part of it is read as a stack. Names in braces are replaced, such as
-/// `{pid}` by the process's number.
+/// Builds layers from text on a resource, which the caller still owns. The outermost layer gets
+/// `path` as the value of its option `key`, for example `file` of `logging`. The path is not parsed
+/// as part of the stack's text, so it may contain any byte except zero. Names in braces are
+/// replaced; for example, `{pid}` becomes the process's number.
 ///
 /// Requires: `upstream` is a handle from this library; `layer`, `key` and `path` are strings;
 /// `resource` may be written.
@@ -305,11 +306,11 @@ millpond_status millpond_resource_layer_file(const millpond_resource *upstream, 
                                              millpond_resource **resource);
 
 /// Puts bins on a resource. Bin `i` serves requests up to `sizes[i]` bytes that the next smaller
-/// bin cannot serve. The requests go to `resources[i]`; if that is null, fixed-size blocks from
-/// `upstream` serve them. The caller still owns all handles.
+/// bin cannot serve. These requests go to `resources[i]`. If `resources[i]` is null, fixed-size
+/// blocks from `upstream` serve them. The caller still owns all handles.
 ///
-/// Requires: `upstream` is a handle from this library; `sizes` and `resources` hold `count` values,
-/// and the latter are null or handles from this library; `resource` is valid for writes.
+/// Requires: `upstream` is a handle from this library. `sizes` and `resources` hold `count` values
+/// each. Each resource is null or a handle from this library. `resource` is valid for writes.
 millpond_status millpond_resource_binning(const millpond_resource *upstream, const uint64_t *sizes,
                                           const millpond_resource *const *resources, size_t count,
                                           millpond_resource **resource);
@@ -333,18 +334,19 @@ millpond_status millpond_resource_clone(const millpond_resource *resource,
 /// Requires: `resource` is null, or a handle from this library, and is not used again.
 void millpond_resource_free(millpond_resource *resource);
 
-/// Returns whether either resource can free the other's blocks; `false` if one is null.
+/// Returns whether either resource can free the other resource's blocks. Returns `false` if one of
+/// them is null.
 ///
-/// Requires: Both are null or handles from this library.
+/// Requires: `one` and `other` are null or handles from this library.
 bool millpond_resource_is_equal(const millpond_resource *one, const millpond_resource *other);
 
 /// Returns the number of owners of a resource: its handles, the resources on top of it, and the
-/// registry of defaults. 0 for null.
+/// registry of defaults. Returns 0 for null.
 ///
 /// Requires: `resource` is null or a handle from this library.
 size_t millpond_resource_owners(const millpond_resource *resource);
 
-/// Writes the text of the stack, base first; free it with `millpond_string_free`.
+/// Writes the text of the stack, with its base first. Free the text with `millpond_string_free`.
 ///
 /// Requires: `resource` is a handle from this library; `text` is valid for writes.
 millpond_status millpond_resource_text(const millpond_resource *resource, char **text);
@@ -355,8 +357,8 @@ millpond_status millpond_resource_text(const millpond_resource *resource, char *
 /// Requires: `resource` is a handle from this library; `name` is valid for writes.
 millpond_status millpond_resource_name(const millpond_resource *resource, char **name);
 
-/// Writes the resource below the outermost layer, as a handle that the caller owns; null if the
-/// layer is a base.
+/// Writes the resource below the outermost layer, as a handle that the caller owns. Writes null if
+/// the outermost layer is a base.
 ///
 /// Requires: `resource` is a handle from this library; `upstream` is valid for writes.
 millpond_status millpond_resource_upstream(const millpond_resource *resource,
@@ -368,10 +370,10 @@ millpond_status millpond_resource_upstream(const millpond_resource *resource,
 millpond_status millpond_resource_device(const millpond_resource *resource,
                                          millpond_device **device);
 
-/// Writes whether the device, and whether the host, can access the resource's memory at its
-/// address.
+/// Writes two results about the resource's memory: whether the device can access it at its address,
+/// and whether the host can.
 ///
-/// Requires: `resource` is a handle from this library; both are valid for writes.
+/// Requires: `resource` is a handle from this library. Both results are valid for writes.
 millpond_status millpond_resource_accessibility(const millpond_resource *resource, bool *by_device,
                                                 bool *by_host);
 
@@ -382,8 +384,8 @@ millpond_status millpond_resource_accessibility(const millpond_resource *resourc
 millpond_status millpond_async_pool(const millpond_resource *resource, void **pool);
 
 /// Reads an amount of memory from text. For a size, such as `4GiB`, writes the number of bytes. For
-/// a share of the free memory, such as `50%`, writes the percentage. The other result is 0. Refuses
-/// a small number without a unit.
+/// a share of the free memory, such as `50%`, writes the percentage. The other result is set to 0.
+/// A small number without a unit is refused.
 ///
 /// Requires: `size` is a string; both results are valid for writes.
 millpond_status millpond_parse_size(const char *size, uint64_t *bytes, double *percent);
@@ -392,20 +394,20 @@ millpond_status millpond_parse_size(const char *size, uint64_t *bytes, double *p
  * Allocating and freeing
  * ============================================================================================= */
 
-/// Allocates a block for use on `stream`, at a multiple of `alignment` (at least 256; 0 means 256).
-/// For 0 bytes, the result is a null pointer.
+/// Allocates a block for use on `stream`. The address is a multiple of `alignment` (at least 256; 0
+/// means 256). For 0 bytes, the result is a null pointer.
 ///
 /// Requires: `resource` is a handle from this library; the stream is alive and belongs to the
 /// device; `ptr` is valid for writes.
 millpond_status millpond_allocate(const millpond_resource *resource, uint64_t bytes,
                                   uint64_t alignment, void *stream, void **ptr);
 
-/// Frees a block in the order of `stream`. Does nothing for a null pointer. If the resource refuses
-/// the block (foreign, already free, wrong size), the call returns
-/// `MILLPOND_STATUS_INVALID_ARGUMENT`, reports `millpond::misuse` and counts the misuse.
+/// Frees a block in the order of `stream`. Does nothing for a null pointer. The resource refuses a
+/// block if it is foreign, already free, or has another size. Then the call returns
+/// `MILLPOND_STATUS_INVALID_ARGUMENT`, reports `millpond::misuse`, and counts the misuse.
 ///
 /// Requires: `resource` is a handle from this library. `millpond_allocate` returned the block for
-/// this resource with these bytes and this alignment. The block is freed once, and all work that
+/// this resource, with these bytes and this alignment. The block is freed once, and all work that
 /// uses it is ordered before the stream's next work. The stream is alive and belongs to the device.
 millpond_status millpond_deallocate(const millpond_resource *resource, void *ptr, uint64_t bytes,
                                     uint64_t alignment, void *stream);
@@ -416,14 +418,14 @@ millpond_status millpond_deallocate(const millpond_resource *resource, void *ptr
 millpond_status millpond_allocate_sync(const millpond_resource *resource, uint64_t bytes,
                                        uint64_t alignment, void **ptr);
 
-/// Frees a block that nothing uses any more, whichever streams used it.
+/// Frees a block that no work uses any more, whichever streams used it.
 ///
-/// Requires: As for `millpond_deallocate`, and all work that uses the block is done.
+/// Requires: The rules of `millpond_deallocate` hold, and all work that uses the block is done.
 millpond_status millpond_deallocate_sync(const millpond_resource *resource, void *ptr,
                                          uint64_t bytes, uint64_t alignment);
 
 /// Releases free memory to the device until the resource holds at most `keep_bytes`. Writes the
-/// number of bytes released to `freed_bytes`, unless that is null.
+/// number of released bytes to `freed_bytes`, unless `freed_bytes` is null.
 ///
 /// Requires: `resource` is a handle from this library; `freed_bytes` is null or valid for writes.
 millpond_status millpond_resource_trim(const millpond_resource *resource, uint64_t keep_bytes,
@@ -441,9 +443,9 @@ typedef struct millpond_statistics {
   uint64_t bytes_requested;
   /// The highest `bytes_in_use` so far.
   uint64_t peak_bytes_in_use;
-  /// Bytes taken from the upstream, in use and free.
+  /// Bytes allocated from the upstream, in use and free.
   uint64_t bytes_reserved;
-  /// The highest `bytes_reserved` so far.
+  /// The highest `bytes_in_use` so far.
   uint64_t peak_bytes_reserved;
   /// The size of the largest free block.
   uint64_t largest_free_block;
@@ -455,11 +457,11 @@ typedef struct millpond_statistics {
   uint64_t allocations;
   /// Accepted deallocations so far.
   uint64_t deallocations;
-  /// Refused deallocations.
+  /// Refused deallocations so far.
   uint64_t misuses;
 } millpond_statistics;
 
-/// Writes the counters of the nearest layer that counts. Returns `MILLPOND_STATUS_UNSUPPORTED` if
+/// Writes the counters of the outermost layer that counts. Returns `MILLPOND_STATUS_UNSUPPORTED` if
 /// no layer counts.
 ///
 /// Requires: `resource` is a handle from this library; `statistics` is valid for writes.
@@ -477,8 +479,8 @@ millpond_status millpond_resource_memory_info(const millpond_resource *resource,
 /// Requires: `resource` is a handle from this library.
 millpond_status millpond_resource_clear_counters(const millpond_resource *resource);
 
-/// The counters of one level of the adaptor `statistics`. They are signed, because blocks may be
-/// older than the level.
+/// The counters of one level of the adaptor `statistics`. They are signed, because a level may
+/// count the free of a block that is older than the level.
 typedef struct millpond_level_counters {
   /// Bytes in use.
   int64_t current_bytes;
@@ -500,13 +502,14 @@ typedef struct millpond_level_counters {
 millpond_status millpond_statistics_counters(const millpond_resource *resource,
                                              millpond_level_counters *counters);
 
-/// Starts a level with all counters at zero. Writes the counters of the level around it.
+/// Starts a level with all counters at zero. Writes the counters of the level that was the newest
+/// until this call.
 ///
 /// Requires: `resource` is a handle from this library; `counters` is valid for writes.
 millpond_status millpond_statistics_push(const millpond_resource *resource,
                                          millpond_level_counters *counters);
 
-/// Ends the newest level. Writes its counters, and adds them to the level around it.
+/// Ends the newest level. Writes the counters of this level, and adds them to the level below.
 ///
 /// Requires: `resource` is a handle from this library; `counters` is valid for writes.
 millpond_status millpond_statistics_pop(const millpond_resource *resource,
@@ -532,30 +535,30 @@ millpond_status millpond_binning_bin(const millpond_resource *resource, size_t b
  * Reports and logs
  * ============================================================================================= */
 
-/// Writes the present memory of the whole stack as text for people, or as JSON; free it with
+/// Writes a report of the stack's memory now, as text for people or as JSON. Free the report with
 /// `millpond_string_free`.
 ///
 /// Requires: `resource` is a handle from this library; `report` is valid for writes.
 millpond_status millpond_resource_memory_report(const millpond_resource *resource, bool as_json,
                                                 char **report);
 
-/// Writes everything that the layers know about the live block that starts at `ptr`, as JSON; null
-/// if no layer knows the block. Free it with `millpond_string_free`.
+/// Writes everything that the layers know about the live block that starts at `ptr`, as JSON.
+/// Writes null if no layer knows the block. Free the text with `millpond_string_free`.
 ///
 /// Requires: `resource` is a handle from this library; `block` is valid for writes.
 millpond_status millpond_resource_block_at(const millpond_resource *resource, void *ptr,
                                            char **block);
 
-/// Writes the live allocations of the adaptor `tracking` as text, and their bytes to `bytes`. Free
-/// the text with `millpond_string_free`.
+/// Writes the live allocations of the adaptor `tracking` as text. Writes the sum of their sizes to
+/// `bytes`. Free the text with `millpond_string_free`.
 ///
 /// Requires: `resource` is a handle from this library; both results are valid for writes.
 millpond_status millpond_tracking_outstanding(const millpond_resource *resource, uint64_t *bytes,
                                               char **text);
 
-/// Writes the file of the stack's outermost log to `path`, with the names in braces replaced; null
-/// if the log has no file. Returns `MILLPOND_STATUS_UNSUPPORTED` if no layer logs. Free the result
-/// with `millpond_string_free`.
+/// Writes the path of the file of the stack's outermost log to `path`, with the names in braces
+/// replaced. Writes null if the log has no file. Returns `MILLPOND_STATUS_UNSUPPORTED` if no layer
+/// logs. Free the result with `millpond_string_free`.
 ///
 /// Requires: `resource` is a handle from this library; `path` is valid for writes.
 millpond_status millpond_logging_file(const millpond_resource *resource, char **path);
@@ -565,11 +568,12 @@ millpond_status millpond_logging_file(const millpond_resource *resource, char **
 /// Requires: `resource` is a handle from this library.
 millpond_status millpond_logging_flush(const millpond_resource *resource);
 
-/// Sets the least severe level that the log writes: 0 is `trace`, then `debug`, `info`, `warn`,
-/// `error`, `critical`, and 6 is `off`.
+/// Sets the lowest level that the log writes. 0 is `trace`, followed by `debug`, `info`, `warn`,
+/// `error` and `critical`; 6 is `off`, which writes nothing.
 millpond_status millpond_set_logging_level(int32_t level);
 
-/// Sets `level` to the least severe level that the log writes, as in `millpond_set_logging_level`.
+/// Writes the lowest level that the log writes to `level`, as a number of
+/// `millpond_set_logging_level`.
 ///
 /// Requires: `level` is valid for writes.
 millpond_status millpond_logging_level(int32_t *level);
@@ -582,33 +586,33 @@ millpond_status millpond_flush_logger(void);
  * Memory snapshots in PyTorch's format
  * ============================================================================================= */
 
-/// Captures the calling thread's call stack, and returns its number. Equal call stacks have the
-/// same number; 0 means that there is none. The library calls this function in each recorded call,
-/// on any thread, without a lock.
+/// Captures the calling thread's call stack, and returns the call stack's number. Equal call stacks
+/// have the same number. The number 0 means that there is no call stack. The library calls this
+/// function in each recorded call, on any thread, without a lock.
 typedef uint64_t (*millpond_capture_function)(void);
 
 /// Receives one frame of a call stack: the function, the file and the line.
 typedef void (*millpond_add_frame_function)(void *list, const char *name, const char *file,
               uint64_t line);
 
-/// Calls `add` with `list` and each frame of a captured call stack, innermost first.
+/// Calls `add` with `list` and each frame of a captured call stack, the innermost frame first.
 typedef void (*millpond_frames_function)(uint64_t stack, void *list,
               millpond_add_frame_function add);
 
 /// Sets the functions that capture the call stacks of the history and return their frames. Without
-/// them, the history has native call stacks. The library may call the functions on any thread until
-/// the process ends.
+/// these functions, the history has native call stacks. The library may call the functions on any
+/// thread until the process ends.
 ///
 /// Requires: Both functions can be called until the process ends, and do not unwind.
 void millpond_set_stack_source(millpond_capture_function capture, millpond_frames_function frames);
 
-/// Records the last `events` allocations, frees, segments and failed requests of this process, for
-/// `millpond_memory_snapshot`. `stacks` selects the events whose call stack is captured: 0 for
-/// none, 1 for allocations of live blocks, 2 for all allocations, 3 for frees, too. Each bit of
-/// `skipped` leaves out one action. The lowest bit is `alloc`; the next bits are `free_requested`,
-/// `free_completed`, `segment_alloc`, `segment_free`, `segment_map`, `segment_unmap` and `oom`. If
-/// the history already has these options, the call changes nothing, unless `is_new` is set. Then
-/// the history begins anew.
+/// Starts to record the last `events` allocations, frees, segments and failed requests of this
+/// process, for `millpond_memory_snapshot`. `stacks` selects the events whose call stack is
+/// captured: 0 for none, 1 for allocations of live blocks, 2 for all allocations, 3 for frees, too.
+/// Each bit of `skipped` leaves out one action. The lowest bit stands for `alloc`. The next bits
+/// stand for `free_requested`, `free_completed`, `segment_alloc`, `segment_free`, `segment_map`,
+/// `segment_unmap` and `oom`. If the history already has these options, the call changes nothing.
+/// But if `is_new` is set, the history begins anew.
 millpond_status millpond_record_history(size_t events, int32_t stacks, uint32_t skipped,
                                         bool is_new);
 
@@ -616,11 +620,11 @@ millpond_status millpond_record_history(size_t events, int32_t stacks, uint32_t 
 millpond_status millpond_stop_history(void);
 
 /// Writes a snapshot of memory, as a pickle in the format of PyTorch's
-/// `torch.cuda.memory._dump_snapshot`, and its size in bytes. A null resource stands for all memory
-/// behind `millpond_malloc`. The snapshot has the events of the resource's adaptor `recording`;
-/// without that adaptor, it has the events of the history. Free the bytes with
-/// `millpond_bytes_free`. Returns `MILLPOND_STATUS_UNSUPPORTED` if no layer of the resource knows
-/// its blocks.
+/// `torch.cuda.memory._dump_snapshot`. Also writes the size of the pickle in bytes. If `resource`
+/// is null, the snapshot shows all memory behind `millpond_malloc`. The snapshot has the events of
+/// the resource's adaptor `recording`. Without that adaptor, it has the events of the history. Free
+/// the bytes with `millpond_bytes_free`. Returns `MILLPOND_STATUS_UNSUPPORTED` if no layer of the
+/// resource knows its blocks.
 ///
 /// Requires: `resource` is null or a handle from this library; `bytes` and `size` are valid for
 /// writes.
@@ -629,8 +633,8 @@ millpond_status millpond_memory_snapshot(const millpond_resource *resource, uint
 
 /// Frees bytes from this library. Does nothing for null.
 ///
-/// Requires: `bytes` is null, or from a function whose documentation names this one, with this
-/// size, and is not used again.
+/// Requires: `bytes` is null, or comes from a function whose documentation names this function.
+/// `size` is the size that this function wrote. `bytes` is not used again.
 void millpond_bytes_free(uint8_t *bytes, size_t size);
 
 /* ================================================================================================
@@ -643,15 +647,15 @@ void millpond_bytes_free(uint8_t *bytes, size_t size);
 /// Requires: `resource` is valid for writes.
 millpond_status millpond_get_current_device_resource(millpond_resource **resource);
 
-/// Writes the default resource of a device: the resource that was set, or else the stack in the
-/// environment variable `MILLPOND_STACK`, or else plain CUDA memory.
+/// Writes the default resource of a device. If no default was set, this is the stack whose text is
+/// in the environment variable `MILLPOND_STACK`, or else plain CUDA memory.
 ///
 /// Requires: `device` is a handle from this library; `resource` is valid for writes.
 millpond_status millpond_get_per_device_resource(const millpond_device *device,
                                                  millpond_resource **resource);
 
 /// Makes a resource the default of its device. Writes the previous default to `previous`, unless
-/// `previous` is null; writes null if the device had no default yet. Blocks from the previous
+/// `previous` is null. If the device had no default yet, writes null. Blocks from the previous
 /// default still return to it.
 ///
 /// Requires: `resource` is a handle from this library, and the caller still owns it; `previous` is
@@ -659,7 +663,7 @@ millpond_status millpond_get_per_device_resource(const millpond_device *device,
 millpond_status millpond_set_per_device_resource(const millpond_resource *resource,
                                                  millpond_resource **previous);
 
-/// Restores the initial default of a device.
+/// Restores the initial default resource of a device.
 ///
 /// Requires: `device` is a handle from this library.
 millpond_status millpond_reset_per_device_resource(const millpond_device *device);
@@ -668,7 +672,7 @@ millpond_status millpond_reset_per_device_resource(const millpond_device *device
  * Resources and handlers of the program's own
  * ============================================================================================= */
 
-/// Returns a block, or null if memory is out.
+/// Returns a block, or null if there is no memory.
 typedef void *(*millpond_allocate_function)(void *context, uint64_t bytes, uint64_t alignment,
                void *stream);
 
@@ -676,32 +680,33 @@ typedef void *(*millpond_allocate_function)(void *context, uint64_t bytes, uint6
 typedef void (*millpond_deallocate_function)(void *context, void *ptr, uint64_t bytes,
               uint64_t alignment, void *stream);
 
-/// Frees memory that the program can spare for a request of `bytes`. Returns whether to try the
-/// request again.
+/// Frees memory that the program can spare for a request of `bytes`. Returns whether the library
+/// tries the request again.
 typedef bool (*millpond_failure_function)(void *context, uint64_t bytes);
 
 /// Returns whether the calling thread must end its wait.
 typedef bool (*millpond_interrupt_function)(void);
 
-/// Frees a context. May be null.
+/// Frees a context. The pointer may be null.
 typedef void (*millpond_end_function)(void *context);
 
 /// Makes a resource from two functions. The library calls `end` with `context` after the resource
 /// is destroyed, or if this call fails.
 ///
 /// Requires: `device` is a handle from this library; `resource` is valid for writes. The functions
-/// can be called on any thread, do not unwind, and keep the contract of a resource. Blocks do not
-/// overlap, belong to the device, hold the bytes, start at a multiple of the alignment, and are
-/// ordered for the stream. A function may submit work that uses a block to that stream, unless the
-/// stream captures a graph.
+/// can be called on any thread, do not unwind, and keep the contract of a resource. Their blocks do
+/// not overlap, belong to the device, have the requested bytes, start at a multiple of the
+/// alignment, and are ordered for the stream. A function may submit work that uses a block to that
+/// stream, unless the stream captures a graph.
 millpond_status millpond_resource_callback(const millpond_device *device,
                                            millpond_allocate_function allocate,
                                            millpond_deallocate_function deallocate, void *context,
                                            millpond_end_function end, millpond_resource **resource);
 
-/// Adds a failure handler to a resource. When memory is out, `handle` frees memory that the program
-/// can spare, and returns whether to try again. The library calls `end` with `context` after the
-/// resource is destroyed, or if this call fails.
+/// Adds a failure handler to a resource. When there is no memory for a request, the library calls
+/// `handle`. `handle` frees memory that the program can spare, and returns whether the library
+/// tries the request again. The library calls `end` with `context` after the resource is destroyed,
+/// or if this call fails.
 ///
 /// Requires: `upstream` is a handle from this library; `resource` is valid for writes. The
 /// functions can be called on any thread, and do not unwind.
@@ -710,9 +715,10 @@ millpond_status millpond_resource_failure_callback(const millpond_resource *upst
                                                    millpond_end_function end,
                                                    millpond_resource **resource);
 
-/// Sets the function that a wait for memory calls from time to time on the waiting thread; null
-/// removes it. If the function returns `true`, the wait ends and the request fails. The function
-/// must be callable on any thread, and must not unwind.
+/// Sets the function that the library calls from time to time while a thread waits for memory. The
+/// library calls it on the waiting thread. Null removes the function. If the function returns
+/// `true`, the wait ends and the request fails. The function must be callable on any thread, and
+/// must not unwind.
 void millpond_set_interrupt(millpond_interrupt_function ask);
 
 /* ================================================================================================
@@ -722,24 +728,25 @@ void millpond_set_interrupt(millpond_interrupt_function ask);
  * ============================================================================================= */
 
 /// Allocates `bytes` for use on `stream` from the default resource of the device with this number.
-/// Returns null if that fails: `millpond_error_message` says why.
+/// If that fails, returns null, and `millpond_error_message` returns the reason.
 ///
 /// Requires: The stream belongs to the device, and stays alive as long as the block.
 void *millpond_malloc(size_t bytes, int32_t device, void *stream);
 
-/// Frees a block, in the order of the stream that it was allocated on, and after all work on the
-/// streams that `millpond_record_stream` named. Ignores a null pointer. In a forked child, ignores
-/// every block. Also ignores `bytes`, `device` and `stream`, because the library knows them.
+/// Frees a block in the order of the stream that it was allocated on. The free also waits for all
+/// work on the streams that `millpond_record_stream` named for the block. Ignores a null pointer.
+/// In a forked child, ignores every block. Ignores `bytes`, `device` and `stream`, because the
+/// library knows them.
 ///
-/// Requires: The block is from `millpond_malloc`. All work that uses it on unrecorded streams is
-/// ordered before the next work of the stream that it was allocated on.
+/// Requires: The block is from `millpond_malloc`. If unrecorded streams use the block, their work
+/// is ordered before the next work of the stream that the block was allocated on.
 void millpond_free(void *ptr, size_t bytes, int32_t device, void *stream);
 
-/// Announces that work on `stream` uses a block. After the program frees the block, its memory is
-/// reused only when that work is done.
+/// Announces that work on `stream` uses a block. After the program frees the block, the library
+/// reuses its memory only when that work is done.
 ///
 /// Requires: The stream belongs to the block's device, and stays alive until the block is freed. If
-/// the stream captures a graph at that time, it stays alive after that, too.
+/// the stream captures a graph at the time of the free, it must stay alive after the free, too.
 millpond_status millpond_record_stream(void *ptr, void *stream);
 
 /// Writes the size of the live `millpond_malloc` block that starts at `ptr` to `bytes`.
@@ -755,22 +762,22 @@ millpond_status millpond_empty_cache(void);
 /// destroyed its block, and a newer block has the same address.
 uint64_t millpond_stale_frees(void);
 
-/// Like `millpond_malloc`, but throws `std::runtime_error` with the text of the error. If memory is
-/// out, the text begins with PyTorch's own words, `CUDA out of memory.`: some libraries look for
-/// them and retry with a smaller batch.
+/// Works like `millpond_malloc`, but throws `std::runtime_error` with the text of the error. If
+/// there is no memory, the text begins with PyTorch's own words, `CUDA out of memory.`. Some
+/// libraries look for these words, and retry with a smaller batch.
 ///
-/// Requires: As for `millpond_malloc`; the caller is C++, or lets C++ exceptions pass.
+/// Requires: The rules of `millpond_malloc` hold. The caller is C++, or lets C++ exceptions pass.
 void *millpond_malloc_or_throw(size_t bytes, int32_t device, void *stream);
 
-/// Allocates for CuPy's `CFunctionAllocator`, on the legacy default stream. Throws `std::bad_alloc`
-/// if memory is out; CuPy turns it into a `MemoryError`. `parameter` is not used.
+/// Allocates for CuPy's `CFunctionAllocator`, on the legacy default stream. If there is no memory,
+/// throws `std::bad_alloc`, which CuPy turns into a `MemoryError`. `parameter` is not used.
 ///
-/// Requires: As for `millpond_malloc`; the caller is C++, or lets C++ exceptions pass.
+/// Requires: The rules of `millpond_malloc` hold. The caller is C++, or lets C++ exceptions pass.
 void *millpond_cupy_malloc(void *parameter, size_t bytes, int32_t device);
 
-/// Frees a block of `millpond_cupy_malloc`.
+/// Frees a block that `millpond_cupy_malloc` allocated.
 ///
-/// Requires: As for `millpond_free`.
+/// Requires: The rules of `millpond_free` hold.
 void millpond_cupy_free(void *parameter, void *ptr, int32_t device);
 
 /* ================================================================================================
@@ -780,25 +787,26 @@ void millpond_cupy_free(void *parameter, void *ptr, int32_t device);
 /// PyTorch's name of a pool: `c10::MempoolId_t`, a `std::pair` of these two numbers, which C passes
 /// in the same way.
 typedef struct millpond_graph_pool_id {
-  /// Not 0 for a pool that a graph made for itself.
+  /// Not 0 if a graph made the pool for itself.
   uint64_t first;
-  /// Not 0 for a pool that the program named.
+  /// Not 0 if the program named the pool.
   uint64_t second;
 } millpond_graph_pool_id;
 
-/// Serves the streams of the calling thread's next capture on the device from a pool. For PyTorch's
-/// `set_begin_allocate_to_pool`; throws `std::runtime_error`.
+/// From now on, serves the streams of the calling thread's next capture on the device from a pool.
+/// This function is for PyTorch's `set_begin_allocate_to_pool`. It throws `std::runtime_error` if
+/// it fails.
 ///
 /// Requires: The caller is C++, or lets C++ exceptions pass. `filter` is not used.
 void millpond_begin_allocate_to_pool(int32_t device, millpond_graph_pool_id pool,
                                      const void *filter);
 
-/// Undoes `millpond_begin_allocate_to_pool` after the capture has ended. The pool keeps the
-/// allocated memory. For PyTorch's `set_end_allocate_to_pool_fn`.
+/// Ends the effect of `millpond_begin_allocate_to_pool`, after the capture has ended. The pool
+/// keeps the allocated memory. This function is for PyTorch's `set_end_allocate_to_pool_fn`.
 void millpond_end_allocate_to_pool(int32_t device, millpond_graph_pool_id pool);
 
 /// Releases a graph's use of a pool. After the last release, the library frees the pool's memory
-/// when the device has finished all work. For PyTorch's `set_release_pool`.
+/// when the device has finished all work. This function is for PyTorch's `set_release_pool`.
 void millpond_release_pool(int32_t device, millpond_graph_pool_id pool);
 
 /* ================================================================================================
@@ -829,7 +837,7 @@ millpond_status millpond_manager_new(const millpond_device *device, millpond_man
 /// Requires: `manager` is null, or a handle from this library, and is not used again.
 void millpond_manager_free(millpond_manager *manager);
 
-/// Makes the manager ready. Call it again after a reset.
+/// Prepares the manager. Call this function again after a reset.
 ///
 /// Requires: `manager` is a handle from this library.
 millpond_status millpond_manager_initialize(const millpond_manager *manager);
@@ -837,28 +845,29 @@ millpond_status millpond_manager_initialize(const millpond_manager *manager);
 /// Allocates on `stream`. Returns the address, and the handle that frees the memory. The address is
 /// null for 0 bytes.
 ///
-/// Requires: `manager` is a handle from this library; the stream is alive and belongs to its
-/// device; both results are valid for writes.
+/// Requires: `manager` is a handle from this library. The stream is alive and belongs to the
+/// manager's device. Both results are valid for writes.
 millpond_status millpond_manager_allocate(const millpond_manager *manager, uint64_t bytes,
                                           void *stream, uint64_t *address,
                                           millpond_memory **memory);
 
-/// Frees memory. Works on any thread, and also after a reset of the manager or of the device's
-/// context. Does nothing for null.
+/// Frees memory. Works on any thread, also after a reset of the manager or of the device's context.
+/// Does nothing for null.
 ///
 /// Requires: `memory` is null, or a handle from this library, and is not used again.
 void millpond_memory_free(millpond_memory *memory);
 
-/// Returns whether the memory is valid; `false` after a reset of the manager or of the device's
-/// context, and for null.
+/// Returns whether the memory is valid. Returns `false` after a reset of the manager or of the
+/// device's context, and for null.
 ///
 /// Requires: `memory` is null or a handle from this library.
 bool millpond_memory_is_live(const millpond_memory *memory);
 
-/// Announces that work on `stream` uses the memory. After the program frees the memory, it is
-/// reused only when that work is done.
+/// Announces that work on `stream` uses the memory. After the program frees the memory, the library
+/// reuses it only when that work is done.
 ///
-/// Requires: Both are handles from this library; the stream is alive and belongs to the device.
+/// Requires: `manager` and `memory` are handles from this library. The stream is alive and belongs
+/// to the device.
 millpond_status millpond_manager_record_stream(const millpond_manager *manager,
                                                const millpond_memory *memory, void *stream);
 
@@ -872,8 +881,8 @@ millpond_status millpond_manager_memory_info(const millpond_manager *manager, ui
 /// Writes CUDA's legacy handle (64 bytes), through which another process can open the memory. Also
 /// writes the offset of the memory from the start of the allocation that the handle names.
 ///
-/// Requires: Both are handles from this library; `handle` is valid for writes of 64 bytes, and
-/// `offset` of a number.
+/// Requires: `manager` and `memory` are handles from this library. `handle` is valid for writes of
+/// 64 bytes, and `offset` for writes of a number.
 millpond_status millpond_manager_ipc_handle(const millpond_manager *manager,
                                             const millpond_memory *memory, uint8_t *handle,
                                             uint64_t *offset);
@@ -883,7 +892,8 @@ millpond_status millpond_manager_ipc_handle(const millpond_manager *manager,
 /// Requires: `manager` is a handle from this library.
 millpond_status millpond_manager_reset(const millpond_manager *manager);
 
-/// Defers cleanup until `millpond_deferral_free`: until then, freed memory is kept.
+/// Defers the manager's cleanup until `millpond_deferral_free`: freed memory is kept until that
+/// call.
 ///
 /// Requires: `manager` is a handle from this library; `deferral` is valid for writes.
 millpond_status millpond_manager_defer(const millpond_manager *manager,
@@ -913,18 +923,18 @@ millpond_status millpond_device_wait(const millpond_device *device);
 millpond_status millpond_stream_id(const millpond_device *device, void *stream, uint64_t *id);
 
 /// Makes later work of `stream` wait for the work submitted to `other`, like
-/// `millpond_stream_wait`. If the driver refuses, the host waits for `other`. If one of the two
-/// streams captures a graph and the other is not part of the capture, the host waits for the
+/// `millpond_stream_wait`. If the driver refuses, the host waits for `other`. If only one of the
+/// two streams captures a graph, or they belong to different captures, the host waits for the
 /// device. This completes all work from before the capture; captured work does not run yet. The
 /// call ends no capture.
 ///
 /// Requires: `device` is a handle from this library; both streams are alive.
 millpond_status millpond_stream_follow(const millpond_device *device, void *stream, void *other);
 
-/// Like `millpond_stream_follow`, but `other` may have been destroyed since an earlier call. `id`
-/// is the identity that `millpond_stream_id` wrote for `other` at that time. If the library does
-/// not know that `other` is alive, or if one of the two captures a graph, the host waits for the
-/// device. The call ends no capture.
+/// Works like `millpond_stream_follow`, but `other` may have been destroyed since an earlier call.
+/// `id` is the identity that `millpond_stream_id` wrote for `other` at that time. The host waits
+/// for the device in two cases: the library does not know whether `other` is alive, or one of the
+/// two streams captures a graph. The call ends no capture.
 ///
 /// Requires: `device` is a handle from this library; `stream` is alive.
 millpond_status millpond_stream_follow_if_alive(const millpond_device *device, void *stream,
@@ -934,36 +944,36 @@ millpond_status millpond_stream_follow_if_alive(const millpond_device *device, v
 /// state that the caller needs to take the lock again.
 typedef void *(*millpond_leave_function)(void);
 
-/// Takes that lock again after the call, as `PyEval_RestoreThread` does.
+/// Takes the lock again after the call, as `PyEval_RestoreThread` does.
 typedef void (*millpond_enter_function)(void*);
 
-/// `millpond_malloc` for a caller that holds a lock. If the thread's cache has a block, the call
-/// returns it at once. Otherwise the call releases the lock while it works.
+/// Works like `millpond_malloc`, for a caller that holds a lock. If the thread's cache has a block,
+/// the call returns the block at once. Otherwise the call releases the lock while it works.
 ///
-/// Requires: As for `millpond_malloc`; both functions can be called and do not unwind.
+/// Requires: The rules of `millpond_malloc` hold. Both functions can be called and do not unwind.
 void *millpond_malloc_unlocked(size_t bytes, int32_t device, void *stream,
                                millpond_leave_function leave, millpond_enter_function enter);
 
-/// `millpond_free` for a caller that holds a lock, as in `millpond_malloc_unlocked`.
+/// Works like `millpond_free`, for a caller that holds a lock, as `millpond_malloc_unlocked` does.
 ///
-/// Requires: As for `millpond_free`; both functions can be called and do not unwind.
+/// Requires: The rules of `millpond_free` hold. Both functions can be called and do not unwind.
 void millpond_free_unlocked(void *ptr, millpond_leave_function leave,
                             millpond_enter_function enter);
 
 /// Allocates a block from the calling thread's cache for a default stream (0, 1 or 2). Returns
-/// `false` if the cache has no such block or the outermost layer is not a pool. Also returns
-/// `false` if `if_default` is set and the resource is not the current default of the thread's
-/// current device.
+/// `false` in three cases: the cache has no such block; the outermost layer is not a pool;
+/// `if_default` is set, and the resource is not the default resource of the thread's current
+/// device.
 ///
 /// Requires: `resource` is a handle from this library; `ptr` is valid for writes.
 bool millpond_allocate_cached(const millpond_resource *resource, bool if_default, uint64_t bytes,
                               void *stream, void **ptr);
 
-/// Frees a block into the calling thread's cache for a default stream (0, 1 or 2). Returns `false`
-/// if the cache does not take the block: then the block is still live.
+/// Frees a block into the calling thread's cache for a default stream (0, 1 or 2). If the cache
+/// does not accept the block, returns `false`, and the block is still live.
 ///
-/// Requires: As for `millpond_deallocate`, with no alignment; if it returns `false`, the block is
-/// still live.
+/// Requires: The rules of `millpond_deallocate` hold, with no alignment. If the function returns
+/// `false`, the block is still live.
 bool millpond_deallocate_cached(const millpond_resource *resource, void *ptr, uint64_t bytes,
                                 void *stream);
 

@@ -7,8 +7,8 @@ use millpond_core::{DeviceMemoryResource, DevicePtr, DriverHandle, Layout, Strea
 use crate::history;
 use crate::resource::Resource;
 
-/// A stream that uses a block, with the stream's identity at that time. The name of the per-thread stream
-/// means another stream on another thread.
+/// A stream that uses a block, with the stream's identity at the time of the use. The handle of the
+/// per-thread default stream means another stream on another thread.
 #[derive(Clone, Copy)]
 pub(crate) struct Use {
     pub(crate) stream: StreamRef,
@@ -20,14 +20,15 @@ impl Use {
         Self { stream, id: stream.id() }
     }
 
-    /// Returns a stream that comes after this use, as the calling thread names it. Per-thread streams are
-    /// blocking streams, so the legacy default stream comes after the per-thread streams of all threads.
+    /// Returns a stream whose later work runs after this use, under its handle on the calling thread.
+    /// Per-thread default streams are blocking streams, so the legacy default stream runs after the
+    /// per-thread streams of all threads.
     pub(crate) fn here(self) -> StreamRef {
         if self.stream.id() == self.id { self.stream } else { StreamRef::LEGACY }
     }
 }
 
-/// A resource that serves a device, with its outermost pool. Its blocks return to that pool.
+/// A resource that serves a device, and the pool that is its outermost layer. Its blocks return to that pool.
 pub(crate) struct Served(pub(crate) Resource);
 
 /// A live block.
@@ -38,10 +39,11 @@ pub(crate) struct Block {
     pub(crate) stream: Use,
     /// The other streams that use the block.
     pub(crate) used_on: Vec<Use>,
-    /// How many blocks at this address were lost in resets of the device and may still be freed. A free names
-    /// only the address, so as many frees are ignored.
+    /// How many blocks at this address were lost in resets of the device, and may still be freed. A free
+    /// names only the address, so the same number of frees is ignored.
     pub(crate) stale: u32,
-    /// Whether a free was ignored. It may have been for this block: then its streams may have ended since.
+    /// Whether a free was ignored that may have been for this block. In that case, the block's streams may
+    /// have ended since then.
     pub(crate) may_be_free: bool,
 }
 
@@ -51,18 +53,19 @@ impl Block {
         Self { ptr, served, bytes, stream, used_on, stale: 0, may_be_free: false }
     }
 
-    /// The driver of the device that owns the memory.
+    /// Returns the driver of the device that owns the memory.
     pub(crate) fn driver(&self) -> &DriverHandle {
         self.served.0.0.driver()
     }
 
-    /// Whether one of the block's streams may have ended.
+    /// Returns whether one of the block's streams may have ended.
     pub(crate) fn names_ended(&self) -> bool {
         let may_end = |stream: StreamRef| !stream.is_legacy() && !stream.is_per_thread();
         self.may_be_free && (may_end(self.stream.stream) || !self.used_on.is_empty())
     }
 
-    /// Whether the block can go back at once: no other stream uses it, or the device is lost.
+    /// Returns whether the block can return to its resource at once: no other stream uses it, or the device
+    /// is lost.
     pub(crate) fn is_passed(&self) -> bool {
         (self.used_on.is_empty() && !self.names_ended()) || self.driver().health().is_lost()
     }
@@ -79,14 +82,14 @@ impl Block {
         }
     }
 
-    /// Records that the block goes back, after it waited for other streams.
+    /// Records that the block returns to its resource, after it waited for other streams.
     pub(crate) fn note_passed(&self) {
         if let Some(recorder) = history::recorder() {
             recorder.free_completed(self.driver().device(), self.ptr, self.bytes, self.stream.stream);
         }
     }
 
-    /// Gives the block back in the order of the stream that it was allocated on.
+    /// Returns the block to its resource, in the order of the stream that it was allocated on.
     pub(crate) fn give_back(self) {
         let stream = self.stream.here();
         // SAFETY: the block came from this resource with this layout. It left the table, which held it once.
@@ -95,8 +98,8 @@ impl Block {
         unsafe { self.served.0.0.deallocate(self.ptr, Layout::new(self.bytes), stream) };
     }
 
-    /// Gives a block back after the device has finished its recorded uses. The block's stream may have ended
-    /// since the free. A foreign stream, which another library made, always counts as ended.
+    /// Returns a block to its resource after the device has finished its recorded uses. The block's stream
+    /// may have ended since the free. A foreign stream, which another library made, always counts as ended.
     pub(crate) fn give_back_passed(self) {
         let own = self.stream.here();
         let may_be_gone = own.is_foreign() || self.driver().stream_is_gone(own);

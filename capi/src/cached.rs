@@ -1,8 +1,8 @@
-//! Serves blocks from the calling thread's cache alone, for callers that hold a lock such as Python's.
+//! Serves blocks only from the calling thread's cache, for callers that hold a lock, such as Python's GIL.
 //!
-//! These calls never wait, and the only driver call that they make reads the current context. So a caller may
-//! hold a lock that a driver call, a function of the program or another thread needs. If a call returns
-//! `false`, it has done nothing. Then release the lock and make the ordinary call.
+//! These calls never wait, and the only driver call that they make reads the current context. So the caller
+//! may hold a lock that a driver call, a function of the program or another thread needs. If a call returns
+//! `false`, it has done nothing. In that case, release the lock, and make the ordinary call.
 
 use std::ffi::c_void;
 use std::ptr::null_mut;
@@ -20,7 +20,7 @@ use crate::status::{default_stream, guarded, guarded_or};
 /// Releases the caller's lock before a call that may wait, as `PyEval_SaveThread` does. Returns the state
 /// that the caller needs to take the lock again.
 pub type LeaveFunction = extern "C" fn() -> *mut c_void;
-/// Takes that lock again after the call, as `PyEval_RestoreThread` does.
+/// Takes the lock again after the call, as `PyEval_RestoreThread` does.
 pub type EnterFunction = extern "C" fn(*mut c_void);
 
 /// Runs `wait` without the caller's lock. Takes the lock again, even after a panic.
@@ -30,11 +30,11 @@ fn without_lock(leave: LeaveFunction, enter: EnterFunction, wait: impl FnOnce())
     enter(state);
 }
 
-/// `millpond_malloc` for a caller that holds a lock. If the thread's cache has a block, the call returns it
-/// at once. Otherwise the call releases the lock while it works.
+/// Works like `millpond_malloc`, for a caller that holds a lock. If the thread's cache has a block, the call
+/// returns the block at once. Otherwise the call releases the lock while it works.
 ///
 /// # Safety
-/// As for `millpond_malloc`; both functions can be called and do not unwind.
+/// The rules of `millpond_malloc` hold. Both functions can be called and do not unwind.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn millpond_malloc_unlocked(
     bytes: usize,
@@ -62,10 +62,10 @@ pub unsafe extern "C" fn millpond_malloc_unlocked(
     ptr
 }
 
-/// `millpond_free` for a caller that holds a lock, as in `millpond_malloc_unlocked`.
+/// Works like `millpond_free`, for a caller that holds a lock, as `millpond_malloc_unlocked` does.
 ///
 /// # Safety
-/// As for `millpond_free`; both functions can be called and do not unwind.
+/// The rules of `millpond_free` hold. Both functions can be called and do not unwind.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn millpond_free_unlocked(
     ptr: *mut c_void,
@@ -78,9 +78,9 @@ pub unsafe extern "C" fn millpond_free_unlocked(
     guarded(|| framework::free_unlocked(ptr, unlocked).inspect_err(refused));
 }
 
-/// Allocates a block from the calling thread's cache for a default stream (0, 1 or 2). Returns `false` if the
-/// cache has no such block or the outermost layer is not a pool. Also returns `false` if `if_default` is set
-/// and the resource is not the current default of the thread's current device.
+/// Allocates a block from the calling thread's cache for a default stream (0, 1 or 2). Returns `false` in
+/// three cases: the cache has no such block; the outermost layer is not a pool; `if_default` is set, and the
+/// resource is not the default resource of the thread's current device.
 ///
 /// # Safety
 /// `resource` is a handle from this library; `ptr` is valid for writes.
@@ -116,11 +116,12 @@ pub unsafe extern "C" fn millpond_allocate_cached(
     })
 }
 
-/// Frees a block into the calling thread's cache for a default stream (0, 1 or 2). Returns `false` if the
-/// cache does not take the block: then the block is still live.
+/// Frees a block into the calling thread's cache for a default stream (0, 1 or 2). If the cache does not
+/// accept the block, returns `false`, and the block is still live.
 ///
 /// # Safety
-/// As for `millpond_deallocate`, with no alignment; if it returns `false`, the block is still live.
+/// The rules of `millpond_deallocate` hold, with no alignment. If the function returns `false`, the block is
+/// still live.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn millpond_deallocate_cached(
     resource: *const Resource,
@@ -132,7 +133,7 @@ pub unsafe extern "C" fn millpond_deallocate_cached(
         // SAFETY: the caller's promise.
         let Some(resource) = unsafe { resource.as_ref() }.filter(|_| !is_copy()) else { return false };
         let Some((pool, stream)) = resource.pool().zip(default_stream(stream)) else { return false };
-        // The free would be an event even if the cache does not take the block.
+        // The free would be recorded as an event, even if the cache does not accept the block.
         if history::recorder().is_some() {
             return false;
         }

@@ -12,7 +12,7 @@ use crate::device::Device;
 use crate::resource::{Resource, with_resource};
 use crate::status::{Status, borrowed, guarded, guarded_or, missing, put_handle};
 
-/// Returns a block, or null if memory is out.
+/// Returns a block, or null if there is no memory.
 pub type AllocateFunction = Option<
     extern "C" fn(context: *mut c_void, bytes: u64, alignment: u64, stream: *mut c_void) -> *mut c_void,
 >;
@@ -22,17 +22,17 @@ pub type DeallocateFunction = Option<
     extern "C" fn(context: *mut c_void, ptr: *mut c_void, bytes: u64, alignment: u64, stream: *mut c_void),
 >;
 
-/// Frees memory that the program can spare for a request of `bytes`. Returns whether to try the request
-/// again.
+/// Frees memory that the program can spare for a request of `bytes`. Returns whether the library tries the
+/// request again.
 pub type FailureFunction = Option<extern "C" fn(context: *mut c_void, bytes: u64) -> bool>;
 
 /// Returns whether the calling thread must end its wait.
 pub type InterruptFunction = Option<extern "C" fn() -> bool>;
 
-/// Frees a context. May be null.
+/// Frees a context. The pointer may be null.
 pub type EndFunction = Option<extern "C" fn(context: *mut c_void)>;
 
-/// The value that the program's functions get. It ends with its last user.
+/// The value that the program's functions get. It is freed when its last user ends.
 struct Context {
     value: *mut c_void,
     end: EndFunction,
@@ -66,9 +66,9 @@ fn pointer(address: u64) -> *mut c_void {
 ///
 /// # Safety
 /// `device` is a handle from this library; `resource` is valid for writes. The functions can be called on any
-/// thread, do not unwind, and keep the contract of a resource. Blocks do not overlap, belong to the device,
-/// hold the bytes, start at a multiple of the alignment, and are ordered for the stream. A function may
-/// submit work that uses a block to that stream, unless the stream captures a graph.
+/// thread, do not unwind, and keep the contract of a resource. Their blocks do not overlap, belong to the
+/// device, have the requested bytes, start at a multiple of the alignment, and are ordered for the stream. A
+/// function may submit work that uses a block to that stream, unless the stream captures a graph.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn millpond_resource_callback(
     device: *const Device,
@@ -109,9 +109,9 @@ pub unsafe extern "C" fn millpond_resource_callback(
     })
 }
 
-/// Adds a failure handler to a resource. When memory is out, `handle` frees memory that the program can
-/// spare, and returns whether to try again. The library calls `end` with `context` after the resource is
-/// destroyed, or if this call fails.
+/// Adds a failure handler to a resource. When there is no memory for a request, the library calls `handle`.
+/// `handle` frees memory that the program can spare, and returns whether the library tries the request again.
+/// The library calls `end` with `context` after the resource is destroyed, or if this call fails.
 ///
 /// # Safety
 /// `upstream` is a handle from this library; `resource` is valid for writes. The functions can be called on
@@ -136,9 +136,9 @@ pub unsafe extern "C" fn millpond_resource_failure_callback(
     })
 }
 
-/// Sets the function that a wait for memory calls from time to time on the waiting thread; null removes it.
-/// If the function returns `true`, the wait ends and the request fails. The function must be callable on any
-/// thread, and must not unwind.
+/// Sets the function that the library calls from time to time while a thread waits for memory. The library
+/// calls it on the waiting thread. Null removes the function. If the function returns `true`, the wait ends
+/// and the request fails. The function must be callable on any thread, and must not unwind.
 #[unsafe(no_mangle)]
 pub extern "C" fn millpond_set_interrupt(ask: InterruptFunction) {
     guarded_or((), || {
@@ -148,7 +148,7 @@ pub extern "C" fn millpond_set_interrupt(ask: InterruptFunction) {
 }
 
 /// Returns the number of owners of a resource: its handles, the resources on top of it, and the registry of
-/// defaults. 0 for null.
+/// defaults. Returns 0 for null.
 ///
 /// # Safety
 /// `resource` is null or a handle from this library.

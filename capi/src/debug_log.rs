@@ -1,8 +1,9 @@
 //! The library's diagnostics, as lines of text.
 //!
-//! The library shares no `tracing` subscriber with its program, so it has its own. If the environment
-//! variable `RMM_DEBUG_LOG_FILE` names a file, the file gets all lines from level info on. Otherwise only
-//! errors go to standard error. Without this log, a program would not learn that it freed a block twice.
+//! The library shares no `tracing` subscriber with its program, so it has its own subscriber. If the
+//! environment variable `RMM_DEBUG_LOG_FILE` names a file, all lines of level info and above go to this file.
+//! Otherwise only errors go to standard error. Without this log, a program would not learn that it freed a
+//! block twice.
 
 use std::sync::atomic::{AtomicI32, Ordering};
 
@@ -11,7 +12,8 @@ use millpond_core::Error;
 
 use crate::status::{Status, guarded, put};
 
-/// RMM's numbers of the levels, the least severe first. 5 is RMM's `critical`, which nothing here uses.
+/// RMM's numbers of the levels, the least severe first. Number 5 is RMM's `critical`, which millpond does not
+/// use.
 const LEVELS: [Option<Level>; 7] = [
     Some(Level::TRACE),
     Some(Level::DEBUG),
@@ -22,11 +24,11 @@ const LEVELS: [Option<Level>; 7] = [
     None,
 ];
 const OFF: i32 = 6;
-/// The number that was set last. It is kept because two of the numbers write nothing.
+/// The number that was set last. It is kept because two different numbers turn all lines off.
 static CHOSEN: AtomicI32 = AtomicI32::new(OFF);
 
-/// Sets the least severe level that the log writes: 0 is `trace`, then `debug`, `info`, `warn`, `error`,
-/// `critical`, and 6 is `off`.
+/// Sets the lowest level that the log writes. 0 is `trace`, followed by `debug`, `info`, `warn`, `error` and
+/// `critical`; 6 is `off`, which writes nothing.
 #[unsafe(no_mangle)]
 pub extern "C" fn millpond_set_logging_level(level: i32) -> Status {
     guarded(|| {
@@ -39,7 +41,7 @@ pub extern "C" fn millpond_set_logging_level(level: i32) -> Status {
     })
 }
 
-/// Sets `level` to the least severe level that the log writes, as in `millpond_set_logging_level`.
+/// Writes the lowest level that the log writes to `level`, as a number of `millpond_set_logging_level`.
 ///
 /// # Safety
 /// `level` is valid for writes.

@@ -1,4 +1,4 @@
-//! Devices: open and query them; their streams; copies.
+//! Devices: open and query them, use their streams, and copy memory.
 
 use std::ffi::{c_char, c_void};
 
@@ -10,14 +10,15 @@ use crate::status::{
     Status, borrowed, end, guarded, guarded_here, guarded_or, put, put_handle, put_text, stream_of, text_of,
 };
 
-/// A device. A simulated one lives as long as its handles, resources and blocks.
+/// A device. A simulated device lives as long as its handles, resources and blocks.
 #[derive(Debug)]
 pub struct Device(pub(crate) DriverHandle);
 
-/// Opens a device: `cuda:0`, or a new simulated one, such as `sim:h200`, `sim:8GiB` or `sim:FILE.toml`. Null
-/// opens the default device of the process, always the same one. The library chooses it in this order:
-/// `MILLPOND_DEVICE`; `LOCAL_RANK`, if CUDA sees several devices; `cuda:0`; a simulated H200. A handle alone
-/// uses no memory of a CUDA device: the first stack or call on the device makes its context.
+/// Opens a device: `cuda:0`, or a new simulated device, such as `sim:h200`, `sim:8GiB` or `sim:FILE.toml`.
+/// Null opens the default device of the process, which is always the same one. The library chooses the
+/// default device by the first rule that applies: `MILLPOND_DEVICE` names it; `LOCAL_RANK` selects it, if
+/// CUDA sees several devices; `cuda:0`; a simulated H200. A handle alone uses no memory of a CUDA device. The
+/// first stack or call on the device creates the device's context.
 ///
 /// # Safety
 /// `name` is null or a string; `device` is valid for writes.
@@ -50,13 +51,13 @@ pub unsafe extern "C" fn millpond_device_find(
     guarded_here(|| unsafe { put_handle(device, Device(millpond_driver::find(id)?)) })
 }
 
-/// Returns whether CUDA can be used. If it can, device numbers are CUDA's, also in `millpond_malloc`.
+/// Returns whether CUDA can be used. If it can, device numbers are CUDA's numbers, also in `millpond_malloc`.
 #[unsafe(no_mangle)]
 pub extern "C" fn millpond_cuda_is_available() -> bool {
     guarded_or(false, millpond_driver::cuda::is_available)
 }
 
-/// Opens the device of a stream's context. For a default stream (0, 1 or 2), or without CUDA, this is the
+/// Opens the device of a stream's context. For a default stream (0, 1 or 2), or without CUDA, opens the
 /// calling thread's current device.
 ///
 /// # Safety
@@ -79,9 +80,9 @@ pub unsafe extern "C" fn millpond_stream_device(stream: *mut c_void, device: *mu
     })
 }
 
-/// Opens the calling thread's current device: the device of CUDA's current context, or else the default
-/// device that `millpond_device_open` opens for null. If CUDA cannot be used, a simulated device must be
-/// open.
+/// Opens the calling thread's current device: the device of CUDA's current context. If there is no such
+/// context, opens the default device, as `millpond_device_open` does for null. If CUDA cannot be used, a
+/// simulated device must be open.
 ///
 /// # Safety
 /// `device` is valid for writes.
@@ -210,7 +211,7 @@ pub unsafe extern "C" fn millpond_stream_synchronize(device: *const Device, stre
     })
 }
 
-/// Sets `is_done` to whether the work of a stream is done.
+/// Sets `is_done` to whether all work of a stream is done.
 ///
 /// # Safety
 /// `device` is a handle from this library; the stream is alive; `is_done` is valid for writes.
@@ -254,7 +255,7 @@ pub unsafe extern "C" fn millpond_copy_to_device(
 /// Copies from the device to the host in stream order.
 ///
 /// # Safety
-/// As for `millpond_copy_to_device`, with host and device exchanged.
+/// The rules of `millpond_copy_to_device` hold, with host and device exchanged.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn millpond_copy_to_host(
     device: *const Device,
@@ -294,9 +295,9 @@ pub unsafe extern "C" fn millpond_copy_on_device(
     })
 }
 
-/// Copies from another device to this one in stream order, and waits for the copy. Neither device needs
-/// access to the other's memory. If the devices belong to two machines, as simulated devices do, the bytes go
-/// through host memory.
+/// Copies from another device to this device in stream order, and waits for the copy. Neither device needs
+/// access to the other device's memory. If the devices belong to two machines, as simulated devices do, the
+/// bytes go through host memory.
 ///
 /// # Safety
 /// Both devices are handles from this library; the stream belongs to `device` and is alive; the ranges hold
@@ -335,7 +336,7 @@ fn is_of_another_machine(error: &Error) -> bool {
 }
 
 /// # Safety
-/// As for [`millpond_copy_from_device`].
+/// The rules of [`millpond_copy_from_device`] hold.
 unsafe fn copy_through_host(
     driver: &DriverHandle,
     target: DevicePtr,
@@ -368,7 +369,7 @@ unsafe fn copy_through_host(
 /// Sets each byte of a range of the device's memory in stream order.
 ///
 /// # Safety
-/// As for `millpond_copy_on_device`.
+/// The rules of `millpond_copy_on_device` hold.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn millpond_fill(
     device: *const Device,
@@ -408,7 +409,7 @@ pub(crate) fn device_ptr(ptr: *mut c_void) -> DevicePtr {
     DevicePtr::new(ptr.addr() as u64)
 }
 
-/// Returns the device with this number: CUDA's, or a simulated one if CUDA cannot be used.
+/// Returns the device with this number: a CUDA device, or a simulated device if CUDA cannot be used.
 pub(crate) fn device_id(number: i32) -> Result<DeviceId> {
     let ordinal = u32::try_from(number);
     let ordinal = ordinal.map_err(|_| Error::invalid_argument(format!("there is no device {number}")))?;

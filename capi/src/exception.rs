@@ -1,6 +1,6 @@
 //! Throws C++ exceptions through the C++ library of the process.
 //!
-//! So libmillpond links no C++ library, and its build needs no C++ compiler.
+//! So libmillpond itself links no C++ library, and its build needs no C++ compiler.
 
 use std::ffi::c_char;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -18,8 +18,8 @@ struct Throwers {
     bad_alloc: ThrowBadAlloc,
 }
 
-/// The functions of the process's C++ library. `None` if there is none: then the process has no C++ framework
-/// either.
+/// The functions of the process's C++ library. `None` if the process has no C++ library, and so no C++
+/// framework.
 static THROWERS: LazyLock<Option<Throwers>> = LazyLock::new(|| {
     // SAFETY: the library runs no code of ours when it is loaded.
     let library = unsafe { libloading::Library::new("libstdc++.so.6") }.ok()?;
@@ -38,7 +38,8 @@ fn throwers() -> Option<&'static Throwers> {
     catch_unwind(AssertUnwindSafe(|| THROWERS.as_ref())).ok().flatten()
 }
 
-// An exception leaves these frames and their callers' frames without dropping anything: they own nothing.
+// An exception leaves these frames and their callers' frames without dropping anything, so the frames own
+// nothing.
 
 /// Throws `std::runtime_error` with the text of the thread's last error. Returns if there is no C++ library.
 pub(crate) fn throw_runtime_error() {

@@ -1,7 +1,7 @@
 //! `malloc` and `free` as PyTorch and CuPy call them, on the default resource of each device.
 //!
-//! A free names no resource, so a table remembers the resource of each block. If other streams used a block,
-//! the library frees the block after the device has finished their work. No stream waits for another one.
+//! A free names no resource, so a table stores the resource of each block. If other streams used a block, the
+//! library frees the block after the device has finished their work. No stream waits for another stream.
 
 use std::cell::RefCell;
 use std::ffi::c_void;
@@ -27,23 +27,23 @@ use crate::process::{check_process, is_copy, notice_forks};
 use crate::resource::Resource;
 use crate::status::{Status, default_stream, guarded, put, stream_on};
 
-/// Work that is left after a block was entered in the table. The work may wait for others.
+/// Work that remains after a block was entered in the table. The work may wait for other threads.
 enum Unsettled {
-    /// An earlier block at the address, which was lost in a reset of its device.
+    /// An earlier block at the same address, which was lost in a reset of its device.
     Lost(Block),
-    /// The block itself, which was not entered.
+    /// The block itself, which the table did not accept.
     Refused(Block),
 }
 
 static LIVE: LazyLock<DashMap<DevicePtr, Block, FxBuildHasher>> = LazyLock::new(DashMap::default);
 /// The resource that served each device last, until its default is replaced.
 static SERVED: LazyLock<DashMap<DeviceId, Arc<Served>, FxBuildHasher>> = LazyLock::new(DashMap::default);
-/// The number of ignored frees. Their blocks had been lost in a reset.
+/// The number of ignored frees, whose blocks had been lost in a reset.
 static STALE_FREES: AtomicU64 = AtomicU64::new(0);
-/// The devices that were asked for memory.
+/// The devices from which memory was requested.
 static DEVICES: Mutex<Vec<DeviceId>> = Mutex::new(Vec::new());
-/// A bit for each of these devices, by kind (simulated or not) and number, readable without the lock. Devices
-/// with numbers from 64 on have no bit.
+/// One bit for each of these devices, by kind (simulated or not) and number. It can be read without the lock.
+/// Devices with numbers of 64 or more have no bit.
 static KNOWN_DEVICES: [AtomicU64; 2] = [const { AtomicU64::new(0) }; 2];
 
 /// Returns the resource that serves a device, if it is still the default. The driver is asked without the
@@ -67,7 +67,7 @@ fn served_again(id: DeviceId, changes: u64) -> Option<Arc<Served>> {
         Some((device, at, served)) if (*device, *at) == (id, changes) => served.upgrade(),
         _ => None,
     };
-    // During the end of a thread, it may be gone.
+    // At the end of a thread, the value may already be gone.
     let known = LAST.try_with(find).ok().flatten()?;
     (!known.0.0.driver().was_reset()).then_some(known)
 }
@@ -85,8 +85,8 @@ fn served(id: DeviceId) -> Result<Arc<Served>> {
             let before = SERVED.insert(id, Arc::clone(&fresh));
             drop(before);
             if changes() != seen {
-                // The default may have been replaced meanwhile. An entry here would keep the old default
-                // alive.
+                // Another thread may have replaced the default since then. An entry here would keep the old
+                // default alive.
                 let replaced = SERVED.remove_if(&id, |_, known| Arc::ptr_eq(known, &fresh));
                 drop(replaced);
             }
@@ -98,7 +98,8 @@ fn served(id: DeviceId) -> Result<Arc<Served>> {
     Ok(served)
 }
 
-/// Forgets the resource that served a device, because its default changes. The resource may end then.
+/// Removes the resource that served a device from the table, because the default of the device changes. The
+/// resource may end in this call.
 pub(crate) fn forget_served(id: DeviceId) {
     let before = SERVED.remove(&id);
     drop(before);
@@ -132,7 +133,7 @@ pub(crate) fn allocate(bytes: u64, device: i32, stream: *mut c_void) -> Result<*
     Ok(without_provenance_mut(ptr.address() as usize))
 }
 
-/// Allocates from the calling thread's cache alone, on a default stream, without waiting. Returns `None` if
+/// Allocates only from the calling thread's cache, on a default stream, without waiting. Returns `None` if
 /// the cache cannot serve the request. `unlocked` runs work that may wait.
 pub(crate) fn allocate_cached(
     bytes: u64,
@@ -171,7 +172,7 @@ fn end_unlocked(served: Arc<Served>, unlocked: impl FnOnce(&mut dyn FnMut())) {
     }
 }
 
-/// Notes that a device was asked for memory.
+/// Notes that memory was requested from a device.
 fn note_device(id: DeviceId) {
     let bit = 1_u64.checked_shl(id.ordinal()).unwrap_or_default();
     let known = &KNOWN_DEVICES[usize::from(id.is_sim())];
@@ -186,8 +187,9 @@ fn note_device(id: DeviceId) {
     known.fetch_or(bit, Ordering::Relaxed);
 }
 
-/// Enters a block in the table. If the address is already there, the earlier block was lost in a reset of its
-/// device, or belongs to another simulated device. A free could not tell two such blocks apart.
+/// Enters a block in the table. If the table has a block at this address, there are two causes: the earlier
+/// block was lost in a reset of its device, or it belongs to another simulated device. A free could not tell
+/// the blocks of two simulated devices apart.
 fn note(mut block: Block) -> Option<Unsettled> {
     loop {
         let known = match LIVE.entry(block.ptr) {
@@ -210,13 +212,13 @@ fn note(mut block: Block) -> Option<Unsettled> {
                 }
                 return Some(Unsettled::Lost(now.insert(block)));
             }
-            // The block came back meanwhile: look again.
+            // The block was freed in the meantime, so look again.
             Entry::Occupied(_) | Entry::Vacant(_) => {}
         }
     }
 }
 
-/// Does the work that `note` left.
+/// Does the work that `note` returned.
 fn settle(unsettled: Option<Unsettled>) -> Result<()> {
     match unsettled {
         None => Ok(()),
@@ -227,14 +229,15 @@ fn settle(unsettled: Option<Unsettled>) -> Result<()> {
         Some(Unsettled::Refused(block)) => {
             block.note_free();
             block.give_back();
-            let why = "simulated devices have the same addresses; use millpond_malloc on one at a time";
+            let why =
+                "simulated devices have the same addresses; use millpond_malloc on one device at a time";
             Err(Error::new(ErrorKind::Unsupported, why))
         }
     }
 }
 
 /// Returns each resource that has blocks in the table or serves a device now. The layers of captured graphs
-/// come first, because they know the blocks in memory that is one block of their base.
+/// come first: each takes a large block from its base, and only the layer knows the blocks inside.
 pub(crate) fn resources() -> Result<Vec<AnyResource>> {
     let mut all = graph_pools::layers();
     LIVE.iter().for_each(|block| all.push(block.served.0.0.clone()));
@@ -247,9 +250,9 @@ pub(crate) fn resources() -> Result<Vec<AnyResource>> {
     Ok(all)
 }
 
-/// Takes a block out of the table, to give it back. Returns `None` if there is nothing to do. If blocks at
-/// this address were lost in resets, as many frees are ignored. So no owner frees another owner's memory, in
-/// whatever order they free.
+/// Removes a block from the table, so that the caller can free it. Returns `None` if there is nothing to do.
+/// If blocks at this address were lost in resets, the same number of frees is ignored. So no owner frees
+/// another owner's memory, in whatever order the owners free.
 fn take(ptr: *mut c_void) -> Result<Option<Block>> {
     if ptr.is_null() || is_copy() {
         return Ok(None);
@@ -273,7 +276,7 @@ pub(crate) fn free(ptr: *mut c_void) -> Result<()> {
     give_back(block)
 }
 
-/// Gives a block back after the device has finished the recorded streams' work.
+/// Returns a block to its resource after the device has finished the recorded streams' work.
 fn give_back(block: Block) -> Result<()> {
     if block.is_passed() {
         block.give_back();
@@ -282,8 +285,8 @@ fn give_back(block: Block) -> Result<()> {
     parked::park(block)
 }
 
-/// Frees a block into the calling thread's cache if the cache takes it. Otherwise `unlocked` runs work that
-/// may wait.
+/// Frees a block into the calling thread's cache, if the cache accepts the block. Otherwise `unlocked` runs
+/// work that may wait.
 pub(crate) fn free_unlocked(ptr: *mut c_void, unlocked: impl FnOnce(&mut dyn FnMut())) -> Result<()> {
     let Some(block) = take(ptr)? else { return Ok(()) };
     block.note_free();
@@ -303,8 +306,8 @@ pub(crate) fn free_unlocked(ptr: *mut c_void, unlocked: impl FnOnce(&mut dyn FnM
     outcome
 }
 
-/// Allocates `bytes` for use on `stream` from the default resource of the device with this number. Returns
-/// null if that fails: `millpond_error_message` says why.
+/// Allocates `bytes` for use on `stream` from the default resource of the device with this number. If that
+/// fails, returns null, and `millpond_error_message` returns the reason.
 ///
 /// # Safety
 /// The stream belongs to the device, and stays alive as long as the block.
@@ -318,20 +321,20 @@ pub unsafe extern "C" fn millpond_malloc(bytes: usize, device: i32, stream: *mut
     ptr
 }
 
-/// Frees a block, in the order of the stream that it was allocated on, and after all work on the streams that
-/// `millpond_record_stream` named. Ignores a null pointer. In a forked child, ignores every block. Also
-/// ignores `bytes`, `device` and `stream`, because the library knows them.
+/// Frees a block in the order of the stream that it was allocated on. The free also waits for all work on the
+/// streams that `millpond_record_stream` named for the block. Ignores a null pointer. In a forked child,
+/// ignores every block. Ignores `bytes`, `device` and `stream`, because the library knows them.
 ///
 /// # Safety
-/// The block is from `millpond_malloc`. All work that uses it on unrecorded streams is ordered before the
-/// next work of the stream that it was allocated on.
+/// The block is from `millpond_malloc`. If unrecorded streams use the block, their work is ordered before the
+/// next work of the stream that the block was allocated on.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn millpond_free(ptr: *mut c_void, bytes: usize, device: i32, stream: *mut c_void) {
     let _ = (bytes, device, stream);
     guarded(|| free(ptr).inspect_err(refused));
 }
 
-/// Reports a refused free, because its caller gets no status.
+/// Reports a refused free in the log, because its caller gets no status.
 pub(crate) fn refused(error: &Error) {
     tracing::error!(target: "millpond::misuse", %error, "a free was refused");
 }
@@ -343,12 +346,12 @@ pub extern "C" fn millpond_stale_frees() -> u64 {
     STALE_FREES.load(Ordering::Relaxed)
 }
 
-/// Announces that work on `stream` uses a block. After the program frees the block, its memory is reused only
-/// when that work is done.
+/// Announces that work on `stream` uses a block. After the program frees the block, the library reuses its
+/// memory only when that work is done.
 ///
 /// # Safety
 /// The stream belongs to the block's device, and stays alive until the block is freed. If the stream captures
-/// a graph at that time, it stays alive after that, too.
+/// a graph at the time of the free, it must stay alive after the free, too.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn millpond_record_stream(ptr: *mut c_void, stream: *mut c_void) -> Status {
     guarded(|| {
@@ -389,7 +392,7 @@ pub extern "C" fn millpond_empty_cache() -> Status {
         parked::give_back_passed(true);
         graph_pools::release_ended();
         let devices = DEVICES.lock().clone();
-        // Trims every device, even if one fails.
+        // Trims every device, even if one trim fails.
         let trim = |id| get_per_device_resource(id)?.trim(0).map(drop);
         devices.into_iter().map(trim).fold(Ok(()), Result::and)
     })

@@ -1,9 +1,11 @@
-//! The pools of PyTorch's captured graphs, which the hooks of its `CUDAPluggableAllocator` announce.
+//! The pools of PyTorch's captured graphs. The hooks of PyTorch's `CUDAPluggableAllocator` announce these
+//! pools.
 //!
 //! A graph uses the same addresses at each launch. So a capture allocates from a scope, which keeps the
-//! memory as long as the graphs of its pool. PyTorch passes a filter that says which streams belong to a
-//! capture. The library does not call this filter, because a call would need the layout of a C++ object. The
-//! driver numbers the captures, so the library asks the driver to which capture a stream belongs.
+//! memory as long as the graphs of its pool exist. PyTorch passes a filter that says which streams belong to
+//! a capture. The library does not call this filter, because a call would need the layout of a C++ object.
+//! Instead, the library asks the driver to which capture a stream belongs, because the driver numbers the
+//! captures.
 
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -30,9 +32,9 @@ use crate::status::{Status, guarded};
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[expect(clippy::exhaustive_structs, reason = "the C interface fixes it")]
 pub struct GraphPoolId {
-    /// Not 0 for a pool that a graph made for itself.
+    /// Not 0 if a graph made the pool for itself.
     pub first: u64,
-    /// Not 0 for a pool that the program named.
+    /// Not 0 if the program named the pool.
     pub second: u64,
 }
 
@@ -40,11 +42,11 @@ pub struct GraphPoolId {
 struct GraphPool {
     device: DeviceId,
     id: GraphPoolId,
-    /// How many graphs were or are being captured for it and were not released.
+    /// How many of the pool's graphs were or are being captured, and were not released.
     graphs: usize,
     scope: CaptureScope,
-    /// The layer that serves the scope. It stands on the resource that was the device's default when the pool
-    /// began.
+    /// The layer that serves the scope. It is built on the resource that was the device's default when the
+    /// pool began.
     layer: AnyResource,
 }
 
@@ -57,17 +59,17 @@ struct Capture {
     is_thread_alive: Weak<()>,
     /// The driver's number of the capture, known after one of its streams has allocated.
     number: Option<u64>,
-    /// The capture's streams that have allocated. The scope is open for them.
+    /// The streams of the capture that have allocated. The scope is open for these streams.
     streams: Vec<(StreamRef, StreamId, ScopedStream)>,
-    /// Whether one of its streams was seen to capture something else, or nothing.
+    /// Whether one of the capture's streams was later seen to capture another graph, or none.
     is_over: bool,
-    /// Whether its thread has since begun another capture on the device.
+    /// Whether the capture's thread has since begun another capture on the device.
     is_followed: bool,
 }
 
 impl Capture {
-    /// Whether the capture failed and no call will announce its end. Then it is over or never allocated, and
-    /// its thread has gone on. A thread captures one graph of a device at a time.
+    /// Returns whether the capture failed, and no call will announce its end. The capture is over or never
+    /// allocated, and its thread has gone on. A thread captures one graph of a device at a time.
     fn has_failed(&self) -> bool {
         let has_gone_on = self.is_followed || self.is_thread_alive.strong_count() == 0;
         has_gone_on && (self.is_over || self.number.is_none())
@@ -79,7 +81,8 @@ thread_local! {
     static ALIVE: Arc<()> = Arc::default();
 }
 
-/// Whether both are the same live stream. A default stream's handle names another stream on each thread.
+/// Returns whether both are the same live stream. The handle of a default stream names another stream on each
+/// thread.
 fn is_same_stream((stream, id): (StreamRef, StreamId), other: StreamRef) -> bool {
     let is_default = stream.is_legacy() || stream.is_per_thread();
     if is_default { id == other.id() } else { stream.handle() == other.handle() }
@@ -91,7 +94,7 @@ struct Scoped {
     layer: AnyResource,
 }
 
-/// No resource is called while this is locked.
+/// While this is locked, no resource is called.
 struct State {
     pools: Vec<GraphPool>,
     captures: Vec<Capture>,
@@ -119,22 +122,22 @@ impl State {
         OPEN.store(self.captures.iter().filter(|capture| !capture.is_over).count(), Ordering::Relaxed);
     }
 
-    /// Ends a capture. The caller drops the result without the lock.
+    /// Ends a capture. The caller drops the result after it releases the lock.
     fn end(&mut self, index: usize) -> Capture {
         let capture = self.captures.remove(index);
         self.count();
         capture
     }
 
-    /// Whether the stream has begun in the scope of a running capture.
+    /// Returns whether the stream has begun in the scope of a running capture.
     fn has_stream(&self, device: DeviceId, stream: StreamRef) -> bool {
         let its_id = stream.id();
         let on_device = self.captures.iter().filter(|it| it.device == device && !it.is_over);
         on_device.flat_map(|it| &it.streams).any(|(_, known, _)| *known == its_id)
     }
 
-    /// Notes that a stream has begun in the scope of a capture. Returns `begun` if another thread was faster
-    /// or the capture is over: the caller drops it without the lock.
+    /// Notes that a stream has begun in the scope of a capture. If another thread was faster or the capture
+    /// is over, returns `begun`. The caller drops it after it releases the lock.
     fn add_stream(
         &mut self,
         device: DeviceId,
@@ -154,7 +157,7 @@ impl State {
     }
 
     /// Notes the present capture of a live stream, which ends an earlier capture of that stream. The caller
-    /// drops the result without the lock.
+    /// drops the result after it releases the lock.
     fn note_capture_of(&mut self, device: DeviceId, stream: StreamRef, number: Option<u64>) -> Ended {
         let mut ended = Ended::default();
         for capture in &mut self.captures {
@@ -182,8 +185,8 @@ impl State {
         self.count();
     }
 
-    /// Releases one graph of a pool. With the last graph, failed captures of the pool end too. The caller
-    /// drops the result without the lock.
+    /// Releases one graph of a pool. With the last graph, the failed captures of the pool end, too. The
+    /// caller drops the result after it releases the lock.
     fn release(&mut self, device: DeviceId, id: GraphPoolId) -> Option<(GraphPool, Vec<Capture>)> {
         let pool = self.pool(device, id)?;
         pool.graphs -= 1;
@@ -198,7 +201,8 @@ impl State {
     }
 }
 
-/// The ended parts. Their memory goes back when this is dropped, without the lock of the state.
+/// The pools and captures that have ended. Dropping this value frees their memory. The caller drops it
+/// without the lock of the state.
 #[derive(Default)]
 struct Ended {
     streams: Vec<(StreamRef, StreamId, ScopedStream)>,
@@ -211,7 +215,7 @@ fn capture_of(driver: &DriverHandle, stream: StreamRef) -> Result<Option<u64>> {
     let driver = &**driver;
     match driver.stream_capture_id(stream) {
         Ok(number) => Ok(number),
-        // The driver refuses this while a blocking stream captures.
+        // The driver refuses this query while a blocking stream captures.
         Err(error) if error.is_capture_refusal() && stream.is_legacy() => Ok(None),
         Err(error) if error.is_capture_refusal() => {
             let why = "a call that cannot be captured has invalidated the capture of this stream; end \
@@ -231,7 +235,7 @@ fn capture_of(driver: &DriverHandle, stream: StreamRef) -> Result<Option<u64>> {
     }
 }
 
-/// Whether a capture has begun.
+/// Returns whether a capture has begun.
 pub(crate) fn are_open() -> bool {
     OPEN.load(Ordering::Relaxed) > 0
 }
@@ -252,7 +256,7 @@ pub(crate) fn resource_for(
     let found = served_by(&mut STATE.lock(), device, stream, number);
     let Some((layer, new_in)) = found? else { return Ok(None) };
     if let Some(scope) = new_in {
-        // Without the lock: the scope calls the layers below it.
+        // The lock is not held here, because the scope calls the layers below it.
         match scope.begin(stream) {
             Ok(begun) => {
                 let unused = STATE.lock().add_stream(device, number, stream, begun);
@@ -267,7 +271,7 @@ pub(crate) fn resource_for(
 }
 
 /// Returns the resource of the capture's pool. `number` is the driver's number of the capture that the stream
-/// belongs to. Also returns the scope if the stream is new in it and must begin there.
+/// belongs to. If the stream is new in the scope and must begin there, also returns the scope.
 fn served_by(
     state: &mut State,
     device: DeviceId,
@@ -280,15 +284,15 @@ fn served_by(
     let on_device: Vec<(usize, &Capture)> = captures.filter(|(_, it)| is_open(it)).collect();
     let known = on_device.iter().find(|(_, it)| it.number == Some(number)).map(|(index, _)| *index);
     let index = known.or_else(|| {
-        // If the driver's number is new, the capture is this thread's latest, or the only one without a
-        // number.
+        // If the driver's number is new, the capture is the latest capture of this thread, or the only
+        // capture without a number.
         let mut new = on_device.iter().filter(|(_, it)| it.number.is_none());
         let begun_here = new.clone().rfind(|(_, it)| it.thread == here);
         begun_here.or_else(|| new.next().filter(|_| new.next().is_none())).map(|(index, _)| *index)
     });
-    // A capture that another library began is none of these.
+    // A capture that another library began is not in the list.
     let Some(index) = index else {
-        // But if this thread has begun a capture too, the two may have been confused.
+        // But if this thread has also begun a capture, the library may have confused the two captures.
         if on_device.iter().all(|(_, it)| it.number.is_some() && it.thread != here) {
             return Ok(None);
         }
@@ -306,7 +310,7 @@ fn served_by(
     Ok(Some((layer, is_new.then_some(scope))))
 }
 
-/// Gives back the memory that the scopes of ended graphs still have. Returns whether there were any scopes.
+/// Frees the memory that the scopes of ended graphs still have. Returns whether there were any such scopes.
 pub(crate) fn release_ended() -> bool {
     let layers: Vec<AnyResource> = {
         let state = STATE.lock();
@@ -316,7 +320,7 @@ pub(crate) fn release_ended() -> bool {
         state.layers.iter().map(|it| Arc::clone(&it.layer)).collect()
     };
     for layer in &layers {
-        // A trim asks ended scopes first for their memory. This limit releases nothing below them.
+        // A trim first asks ended scopes for their memory. With this limit, the layers below release nothing.
         if let Err(error) = layer.trim(u64::MAX) {
             tracing::debug!(target: "millpond::resources", %error, "kept the memory of captured graphs");
         }
@@ -343,7 +347,7 @@ fn begin(device: i32, id: GraphPoolId) -> Result<()> {
     let (mut fresh, mut ended) = (None, Ended::default());
     let mut state = loop {
         let mut state = STATE.lock();
-        // On another device the thread may be capturing too.
+        // On another device, the thread may be capturing, too.
         let is_followed = |capture: &&mut Capture| capture.thread == thread && capture.device == device;
         state.captures.iter_mut().filter(is_followed).for_each(|capture| capture.is_followed = true);
         state.end_failed(&mut ended);
@@ -366,13 +370,13 @@ fn begin(device: i32, id: GraphPoolId) -> Result<()> {
     });
     state.count();
     drop(state);
-    // Drops the default as well: this may be its last use, and its end may wait.
+    // The default is dropped as well: this may be its last use, and its end may wait.
     drop((ended, fresh, default));
     Ok(())
 }
 
-/// Makes a pool that does not exist yet, and its layer on top of the default. Runs without the lock, because
-/// a layer calls its upstream.
+/// Makes a pool that does not exist yet, and the pool's layer on top of the default. The caller does not hold
+/// the lock, because a layer calls its upstream.
 fn new_pool(device: DeviceId, id: GraphPoolId, default: &AnyResource) -> Result<(GraphPool, Scoped)> {
     let known = {
         let state = STATE.lock();
@@ -404,8 +408,8 @@ fn begin_in(state: &mut State, device: DeviceId, id: GraphPoolId, fresh: &mut Op
     }
 }
 
-/// Serves the streams of the calling thread's next capture on the device from a pool. For PyTorch's
-/// `set_begin_allocate_to_pool`; throws `std::runtime_error`.
+/// From now on, serves the streams of the calling thread's next capture on the device from a pool. This
+/// function is for PyTorch's `set_begin_allocate_to_pool`. It throws `std::runtime_error` if it fails.
 ///
 /// # Safety
 /// The caller is C++, or lets C++ exceptions pass. `filter` is not used.
@@ -421,8 +425,8 @@ pub unsafe extern "C-unwind" fn millpond_begin_allocate_to_pool(
     }
 }
 
-/// Undoes `millpond_begin_allocate_to_pool` after the capture has ended. The pool keeps the allocated memory.
-/// For PyTorch's `set_end_allocate_to_pool_fn`.
+/// Ends the effect of `millpond_begin_allocate_to_pool`, after the capture has ended. The pool keeps the
+/// allocated memory. This function is for PyTorch's `set_end_allocate_to_pool_fn`.
 #[unsafe(no_mangle)]
 pub extern "C" fn millpond_end_allocate_to_pool(device: i32, pool: GraphPoolId) {
     guarded(|| {
@@ -444,7 +448,7 @@ pub extern "C" fn millpond_end_allocate_to_pool(device: i32, pool: GraphPoolId) 
 }
 
 /// Releases a graph's use of a pool. After the last release, the library frees the pool's memory when the
-/// device has finished all work. For PyTorch's `set_release_pool`.
+/// device has finished all work. This function is for PyTorch's `set_release_pool`.
 #[unsafe(no_mangle)]
 pub extern "C" fn millpond_release_pool(device: i32, pool: GraphPoolId) {
     guarded(|| {

@@ -1,4 +1,4 @@
-//! The history of events, which snapshots of memory show.
+//! The history of events, which memory snapshots show.
 
 use std::ffi::{CStr, c_char, c_void};
 use std::sync::Arc;
@@ -15,21 +15,21 @@ use parking_lot::RwLock;
 
 use crate::status::{Status, guarded, guarded_here};
 
-/// Captures the calling thread's call stack, and returns its number. Equal call stacks have the same number;
-/// 0 means that there is none. The library calls this function in each recorded call, on any thread, without
-/// a lock.
+/// Captures the calling thread's call stack, and returns the call stack's number. Equal call stacks have the
+/// same number. The number 0 means that there is no call stack. The library calls this function in each
+/// recorded call, on any thread, without a lock.
 pub type CaptureFunction = Option<extern "C" fn() -> u64>;
 
 /// Receives one frame of a call stack: the function, the file and the line.
 pub type AddFrameFunction =
     Option<extern "C" fn(list: *mut c_void, name: *const c_char, file: *const c_char, line: u64)>;
 
-/// Calls `add` with `list` and each frame of a captured call stack, innermost first.
+/// Calls `add` with `list` and each frame of a captured call stack, the innermost frame first.
 pub type FramesFunction = Option<extern "C" fn(stack: u64, list: *mut c_void, add: AddFrameFunction)>;
 
 /// The recorder of this process, while it records.
 static RECORDER: RwLock<Option<Arc<Recorder>>> = RwLock::new(None);
-/// Whether there is one.
+/// Whether there is a recorder.
 static IS_ON: AtomicBool = AtomicBool::new(false);
 
 /// Returns the recorder, while it records.
@@ -38,7 +38,7 @@ pub(crate) fn recorder() -> Option<Arc<Recorder>> {
     if IS_ON.load(Ordering::Relaxed) { RECORDER.read().clone() } else { None }
 }
 
-/// Records an allocation that succeeded, or failed because memory is out.
+/// Records an allocation that succeeded, or one that failed because there was no memory.
 #[inline]
 pub(crate) fn asked(
     resource: &dyn DeviceMemoryResource,
@@ -71,7 +71,7 @@ fn note_answer(
     }
 }
 
-/// Records that a block of a resource goes back now, if the resource will take it.
+/// Records that a block of a resource is freed now, if the resource will accept it.
 #[inline]
 pub(crate) fn given_back(resource: &AnyResource, ptr: DevicePtr, bytes: u64, stream: StreamRef) {
     if let Some(recorder) = recorder().filter(|_| !ptr.is_null()) {
@@ -82,15 +82,16 @@ pub(crate) fn given_back(resource: &AnyResource, ptr: DevicePtr, bytes: u64, str
 #[cold]
 fn note_free(recorder: &Recorder, resource: &AnyResource, ptr: DevicePtr, bytes: u64, stream: StreamRef) {
     let device = resource.device();
-    // A block from before the recorder began is known to its pool.
+    // A block that is older than the recorder is known to its pool.
     let is_live = recorder.live_bytes(device, ptr).or_else(|| Some(resource.block_at(ptr)?.bytes));
     if is_live == Some(bytes) {
         recorder.free(device, ptr, bytes, stream);
     }
 }
 
-/// Sets the functions that capture the call stacks of the history and return their frames. Without them, the
-/// history has native call stacks. The library may call the functions on any thread until the process ends.
+/// Sets the functions that capture the call stacks of the history and return their frames. Without these
+/// functions, the history has native call stacks. The library may call the functions on any thread until the
+/// process ends.
 ///
 /// # Safety
 /// Both functions can be called until the process ends, and do not unwind.
@@ -127,12 +128,12 @@ extern "C" fn add_frame(list: *mut c_void, name: *const c_char, file: *const c_c
     list.push(Frame::new(text(name).unwrap_or_default(), text(file).unwrap_or_default(), line));
 }
 
-/// Records the last `events` allocations, frees, segments and failed requests of this process, for
+/// Starts to record the last `events` allocations, frees, segments and failed requests of this process, for
 /// `millpond_memory_snapshot`. `stacks` selects the events whose call stack is captured: 0 for none, 1 for
 /// allocations of live blocks, 2 for all allocations, 3 for frees, too. Each bit of `skipped` leaves out one
-/// action. The lowest bit is `alloc`; the next bits are `free_requested`, `free_completed`, `segment_alloc`,
-/// `segment_free`, `segment_map`, `segment_unmap` and `oom`. If the history already has these options, the
-/// call changes nothing, unless `is_new` is set. Then the history begins anew.
+/// action. The lowest bit stands for `alloc`. The next bits stand for `free_requested`, `free_completed`,
+/// `segment_alloc`, `segment_free`, `segment_map`, `segment_unmap` and `oom`. If the history already has
+/// these options, the call changes nothing. But if `is_new` is set, the history begins anew.
 #[unsafe(no_mangle)]
 pub extern "C" fn millpond_record_history(events: usize, stacks: i32, skipped: u32, is_new: bool) -> Status {
     guarded_here(|| {

@@ -1,5 +1,5 @@
-//! Functions of single layers that a stack's text does not offer: files, a limit's counts, bins over other
-//! resources, the driver's pools.
+//! Functions for single layers that the text of a stack cannot express: files, a limit's counts, bins over
+//! other resources, the driver's pools.
 
 use std::ffi::{CStr, CString, c_char, c_void};
 use std::path::PathBuf;
@@ -18,9 +18,10 @@ use crate::device::Device;
 use crate::resource::{Resource, layers, with_resource};
 use crate::status::{Status, borrowed, guarded, guarded_here, put, put_handle, put_text, text_of};
 
-/// Builds layers from text on a resource, which the caller still owns. The outermost layer gets a file as the
-/// value of `key`, for example `file` of `logging`. The path is data: it may hold any byte except zero, and
-/// no part of it is read as a stack. Names in braces are replaced, such as `{pid}` by the process's number.
+/// Builds layers from text on a resource, which the caller still owns. The outermost layer gets `path` as the
+/// value of its option `key`, for example `file` of `logging`. The path is not parsed as part of the stack's
+/// text, so it may contain any byte except zero. Names in braces are replaced; for example, `{pid}` becomes
+/// the process's number.
 ///
 /// # Safety
 /// `upstream` is a handle from this library; `layer`, `key` and `path` are strings; `resource` may be
@@ -68,9 +69,9 @@ fn path_of(path: &CStr) -> Result<PathBuf> {
     Ok(PathBuf::from(text))
 }
 
-/// Writes the file of the stack's outermost log to `path`, with the names in braces replaced; null if the log
-/// has no file. Returns `MILLPOND_STATUS_UNSUPPORTED` if no layer logs. Free the result with
-/// `millpond_string_free`.
+/// Writes the path of the file of the stack's outermost log to `path`, with the names in braces replaced.
+/// Writes null if the log has no file. Returns `MILLPOND_STATUS_UNSUPPORTED` if no layer logs. Free the
+/// result with `millpond_string_free`.
 ///
 /// # Safety
 /// `resource` is a handle from this library; `path` is valid for writes.
@@ -117,8 +118,8 @@ pub unsafe extern "C" fn millpond_binning_bin(
     })
 }
 
-/// Writes the resource below the outermost layer, as a handle that the caller owns; null if the layer is a
-/// base.
+/// Writes the resource below the outermost layer, as a handle that the caller owns. Writes null if the
+/// outermost layer is a base.
 ///
 /// # Safety
 /// `resource` is a handle from this library; `upstream` is valid for writes.
@@ -141,7 +142,7 @@ pub unsafe extern "C" fn millpond_resource_upstream(
     })
 }
 
-/// Returns the owned handle that a layer holds.
+/// Returns the handle that a layer owns.
 fn handle_of(resource: &dyn millpond_core::DeviceMemoryResource) -> Option<AnyResource> {
     let any: &dyn std::any::Any = resource;
     any.downcast_ref::<AnyResource>().cloned()
@@ -163,8 +164,8 @@ pub unsafe extern "C" fn millpond_resource_name(resource: *const Resource, name:
 }
 
 /// Reads an amount of memory from text. For a size, such as `4GiB`, writes the number of bytes. For a share
-/// of the free memory, such as `50%`, writes the percentage. The other result is 0. Refuses a small number
-/// without a unit.
+/// of the free memory, such as `50%`, writes the percentage. The other result is set to 0. A small number
+/// without a unit is refused.
 ///
 /// # Safety
 /// `size` is a string; both results are valid for writes.
@@ -215,12 +216,12 @@ pub unsafe extern "C" fn millpond_limiting_counts(
 }
 
 /// Puts bins on a resource. Bin `i` serves requests up to `sizes[i]` bytes that the next smaller bin cannot
-/// serve. The requests go to `resources[i]`; if that is null, fixed-size blocks from `upstream` serve them.
-/// The caller still owns all handles.
+/// serve. These requests go to `resources[i]`. If `resources[i]` is null, fixed-size blocks from `upstream`
+/// serve them. The caller still owns all handles.
 ///
 /// # Safety
-/// `upstream` is a handle from this library; `sizes` and `resources` hold `count` values, and the latter are
-/// null or handles from this library; `resource` is valid for writes.
+/// `upstream` is a handle from this library. `sizes` and `resources` hold `count` values each. Each resource
+/// is null or a handle from this library. `resource` is valid for writes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn millpond_resource_binning(
     upstream: *const Resource,

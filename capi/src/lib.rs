@@ -19,14 +19,14 @@
 //! | `throwing` | `malloc` functions that throw C++ exceptions |
 //!
 //! # Rules
-//! - A function that can fail returns a [`Status`](status::Status). It writes its results through its last
-//!   arguments, only if it succeeds. The text of an error is valid on this thread until the thread's next
-//!   failing call.
-//! - Handles are pointers to opaque types. The caller owns each returned handle and frees it with the `_free`
-//!   function of its type. Functions refuse a null handle; `_free` ignores it.
-//! - A `stream` is a `cudaStream_t` or `CUstream`; null is the legacy default stream. It is alive during the
-//!   call and belongs to the device.
-//! - All functions can be called on any thread. None unwinds, except those whose documentation says so.
+//! - A function that can fail returns a [`Status`](status::Status). If it succeeds, it writes its results
+//!   through its last arguments. The text of an error is valid on this thread until the thread's next failing
+//!   call.
+//! - Handles are pointers to opaque types. The caller owns each returned handle, and frees it with the
+//!   `_free` function of its type. A `_free` function ignores a null handle. All other functions refuse it.
+//! - A `stream` is a `cudaStream_t` or `CUstream`. Null is the legacy default stream. The stream must be
+//!   alive during the call and belong to the device.
+//! - All functions can be called on any thread. No function unwinds, unless its documentation says so.
 
 mod block;
 pub mod cached;

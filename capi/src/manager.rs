@@ -48,7 +48,7 @@ pub unsafe extern "C" fn millpond_manager_free(manager: *mut Manager) {
     unsafe { end(manager) }
 }
 
-/// Makes the manager ready. Call it again after a reset.
+/// Prepares the manager. Call this function again after a reset.
 ///
 /// # Safety
 /// `manager` is a handle from this library.
@@ -62,8 +62,8 @@ pub unsafe extern "C" fn millpond_manager_initialize(manager: *const Manager) ->
 /// 0 bytes.
 ///
 /// # Safety
-/// `manager` is a handle from this library; the stream is alive and belongs to its device; both results are
-/// valid for writes.
+/// `manager` is a handle from this library. The stream is alive and belongs to the manager's device. Both
+/// results are valid for writes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn millpond_manager_allocate(
     manager: *const Manager,
@@ -86,7 +86,7 @@ pub unsafe extern "C" fn millpond_manager_allocate(
     })
 }
 
-/// Frees memory. Works on any thread, and also after a reset of the manager or of the device's context. Does
+/// Frees memory. Works on any thread, also after a reset of the manager or of the device's context. Does
 /// nothing for null.
 ///
 /// # Safety
@@ -97,8 +97,8 @@ pub unsafe extern "C" fn millpond_memory_free(memory: *mut Memory) {
     unsafe { end(memory) }
 }
 
-/// Returns whether the memory is valid; `false` after a reset of the manager or of the device's context, and
-/// for null.
+/// Returns whether the memory is valid. Returns `false` after a reset of the manager or of the device's
+/// context, and for null.
 ///
 /// # Safety
 /// `memory` is null or a handle from this library.
@@ -109,11 +109,11 @@ pub unsafe extern "C" fn millpond_memory_is_live(memory: *const Memory) -> bool 
     guarded_or(false, || memory.is_some_and(|memory| memory.0.is_live()))
 }
 
-/// Announces that work on `stream` uses the memory. After the program frees the memory, it is reused only
-/// when that work is done.
+/// Announces that work on `stream` uses the memory. After the program frees the memory, the library reuses it
+/// only when that work is done.
 ///
 /// # Safety
-/// Both are handles from this library; the stream is alive and belongs to the device.
+/// `manager` and `memory` are handles from this library. The stream is alive and belongs to the device.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn millpond_manager_record_stream(
     manager: *const Manager,
@@ -154,7 +154,8 @@ pub unsafe extern "C" fn millpond_manager_memory_info(
 /// offset of the memory from the start of the allocation that the handle names.
 ///
 /// # Safety
-/// Both are handles from this library; `handle` is valid for writes of 64 bytes, and `offset` of a number.
+/// `manager` and `memory` are handles from this library. `handle` is valid for writes of 64 bytes, and
+/// `offset` for writes of a number.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn millpond_manager_ipc_handle(
     manager: *const Manager,
@@ -168,7 +169,7 @@ pub unsafe extern "C" fn millpond_manager_ipc_handle(
             unsafe { (borrowed(manager, "the manager")?, borrowed(memory, "the memory")?) };
         let made = manager.0.get_ipc_handle(&memory.0)?;
         if handle.is_null() {
-            return Err(Error::invalid_argument("the place for the IPC handle is a null pointer"));
+            return Err(Error::invalid_argument("the pointer for the IPC handle is a null pointer"));
         }
         let IpcMemHandle(bytes) = made.handle();
         // SAFETY: the caller's promise.
@@ -192,7 +193,7 @@ pub unsafe extern "C" fn millpond_manager_reset(manager: *const Manager) -> Stat
     })
 }
 
-/// Defers cleanup until `millpond_deferral_free`: until then, freed memory is kept.
+/// Defers the manager's cleanup until `millpond_deferral_free`: freed memory is kept until that call.
 ///
 /// # Safety
 /// `manager` is a handle from this library; `deferral` is valid for writes.

@@ -1,4 +1,5 @@
-//! The checks of a simulated device, for the tests of the Python package. Not part of the C interface.
+//! The checks of a simulated device, for the tests of the Python package. This module is not part of the C
+//! interface.
 
 use std::ffi::{c_char, c_void};
 use std::fmt;
@@ -32,7 +33,7 @@ unsafe impl DeviceMemoryResource for Watched {
         Ok(ptr)
     }
 
-    /// Tells the device first: afterwards another thread may get the block at once.
+    /// Tells the device before the free: after the free, another thread may get the block at once.
     unsafe fn deallocate(&self, ptr: DevicePtr, layout: Layout, stream: StreamRef) {
         self.device.give_back(ptr, layout.bytes(), stream);
         // SAFETY: the caller's promises hold for the upstream, where the block came from.
@@ -56,7 +57,7 @@ fn simulated(driver: &DriverHandle) -> Result<Arc<SimDevice>> {
     SimDevice::find(driver.device()).ok_or_else(|| Error::invalid_argument("the device is not simulated"))
 }
 
-/// Opens a simulated device. An adversary with this seed chooses when its work is done.
+/// Opens a simulated device. A random adversary with this seed chooses when the device's work is done.
 ///
 /// # Safety
 /// `device` is valid for writes.
@@ -102,7 +103,7 @@ pub unsafe extern "C" fn millpond_oracle_capture(
     })
 }
 
-/// Takes the violations that a simulated device has found since the last call, one a line.
+/// Returns the violations that a simulated device has found since the last call, one on each line.
 ///
 /// # Safety
 /// `device` is a handle from this library; `text` is valid for writes.

@@ -1,8 +1,9 @@
-//! Orders streams after each other, for buffers whose owner uses another language.
+//! Orders the work of streams, for buffers whose owner is written in another language.
 //!
-//! A buffer has one stream, and is freed in the order of this stream. Before work on another stream uses the
-//! buffer, call `millpond_stream_follow` to make that stream follow the buffer's stream. After the work, call
-//! it again, to make the buffer's stream follow the other stream.
+//! A buffer belongs to one stream, and is freed in the order of this stream. Before work on another stream
+//! uses the buffer, call `millpond_stream_follow` to make that stream wait for the buffer's stream. After you
+//! submit the work, call `millpond_stream_follow` again, to make the buffer's stream wait for the other
+//! stream.
 
 use std::ffi::c_void;
 
@@ -12,7 +13,8 @@ use millpond_core::{Driver, DriverHandle, Error, ErrorKind, Result, StreamRef};
 use crate::device::{Device, with_device};
 use crate::status::{Status, put, stream_of};
 
-/// Calls `body` with an event that ends with the call. A submitted wait does not need the event any longer.
+/// Calls `body` with an event, and destroys the event afterwards. A wait that was submitted does not need the
+/// event any longer.
 fn with_event<T>(
     driver: &DriverHandle,
     body: impl FnOnce(&dyn Driver, Event) -> DriverResult<T>,
@@ -47,8 +49,8 @@ fn wait_for_device(driver: &DriverHandle) -> Result<()> {
     Err(Error::invalid_argument(why))
 }
 
-/// Whether the stream captures a graph. While a blocking stream captures, the driver cannot answer for the
-/// legacy default stream: then neither stream may wait for the other.
+/// Returns whether the stream captures a graph. While a blocking stream captures, the driver cannot answer
+/// for the legacy default stream. In that case, neither stream may wait for the other.
 fn captures(driver: &DriverHandle, stream: StreamRef) -> bool {
     call(&**driver, |driver| driver.stream_is_capturing(stream)).unwrap_or(true)
 }
@@ -90,9 +92,9 @@ pub unsafe extern "C" fn millpond_stream_id(
 }
 
 /// Makes later work of `stream` wait for the work submitted to `other`, like `millpond_stream_wait`. If the
-/// driver refuses, the host waits for `other`. If one of the two streams captures a graph and the other is
-/// not part of the capture, the host waits for the device. This completes all work from before the capture;
-/// captured work does not run yet. The call ends no capture.
+/// driver refuses, the host waits for `other`. If only one of the two streams captures a graph, or they
+/// belong to different captures, the host waits for the device. This completes all work from before the
+/// capture; captured work does not run yet. The call ends no capture.
 ///
 /// # Safety
 /// `device` is a handle from this library; both streams are alive.
@@ -122,10 +124,10 @@ pub unsafe extern "C" fn millpond_stream_follow(
     })
 }
 
-/// Like `millpond_stream_follow`, but `other` may have been destroyed since an earlier call. `id` is the
-/// identity that `millpond_stream_id` wrote for `other` at that time. If the library does not know that
-/// `other` is alive, or if one of the two captures a graph, the host waits for the device. The call ends no
-/// capture.
+/// Works like `millpond_stream_follow`, but `other` may have been destroyed since an earlier call. `id` is
+/// the identity that `millpond_stream_id` wrote for `other` at that time. The host waits for the device in
+/// two cases: the library does not know whether `other` is alive, or one of the two streams captures a graph.
+/// The call ends no capture.
 ///
 /// # Safety
 /// `device` is a handle from this library; `stream` is alive.
@@ -143,7 +145,7 @@ pub unsafe extern "C" fn millpond_stream_follow_if_alive(
             return Ok(());
         }
         // Waiting for work outside of a capture invalidates the capture. The driver itself checks streams
-        // that may be gone.
+        // that may have been destroyed.
         if captures(driver, stream) || (other.is_per_thread() && captures(driver, other)) {
             return wait_for_device(driver);
         }

@@ -1,4 +1,4 @@
-//! Blocks that were freed while other streams may still use them.
+//! Blocks that were freed while other streams may still use them. Such a block is parked.
 
 use std::collections::VecDeque;
 use std::mem;
@@ -16,12 +16,12 @@ use crate::block::{Block, Use};
 
 /// All parked blocks, except those that a thread is examining.
 static PARKED: LazyLock<Mutex<Queues>> = LazyLock::new(Mutex::default);
-/// The number of blocks that are parked or on their way back.
+/// The number of blocks that are parked, or that are being returned to their resource.
 static COUNT: AtomicUsize = AtomicUsize::new(0);
 /// How many blocks have been marked so far.
 static NUMBERS: AtomicU64 = AtomicU64::new(0);
-/// If memory is out while another thread examines the parked blocks, a request naps for this time, and at
-/// most this often.
+/// If there is no memory while another thread examines the parked blocks, a request sleeps for this time, and
+/// at most this often.
 const NAP: Duration = Duration::from_millis(1);
 const MOST_NAPS: u32 = 100;
 
@@ -35,8 +35,8 @@ struct Parked {
     number: u64,
 }
 
-/// Parked blocks, grouped by the stream that each waits for first. A stream passes its blocks in order, so
-/// one question to the driver per stream is enough.
+/// Parked blocks, grouped by the stream that each block waits for first. A stream finishes with its blocks in
+/// order, so one query of the driver per stream is enough.
 #[derive(Default)]
 struct Queues {
     by_stream: FxHashMap<(DeviceId, StreamId), VecDeque<Parked>>,
@@ -44,8 +44,8 @@ struct Queues {
     others: Vec<Parked>,
 }
 
-/// The parked blocks while a thread examines them: the driver is called without a lock. Blocks left at the
-/// end, or after a panic in the driver, are parked again.
+/// The parked blocks that a thread examines. The driver is called without a lock. If blocks are left at the
+/// end, or after a panic in the driver, they are parked again.
 #[derive(Default)]
 struct Looked {
     queues: Queues,
@@ -53,7 +53,7 @@ struct Looked {
 }
 
 impl Parked {
-    /// Marks the present position of each unmarked stream. A capturing stream is marked after its capture.
+    /// Marks the present position in each unmarked stream. A capturing stream is marked after its capture.
     fn mark(&mut self) -> Result<()> {
         if self.block.used_on.is_empty() {
             return Ok(());
@@ -72,7 +72,7 @@ impl Parked {
                 }
                 let event = driver.event_create(EventFlags::default())?;
                 let recorded = driver.event_record(event, stream);
-                // A capture that another thread began meanwhile may contain the record.
+                // A capture that another thread began in the meantime may contain the record.
                 let is_marked = recorded.and_then(|()| match driver.stream_is_capturing(stream) {
                     Err(error) if error.is_capture_refusal() => Ok(false),
                     Err(error) if !error.is_unsupported() => Err(error),
@@ -98,8 +98,8 @@ impl Parked {
         outcome
     }
 
-    /// Whether the block is done with the stream that it waited for first: the device has passed its mark, or
-    /// cannot tell.
+    /// Returns whether the block need no longer wait for its first stream: the device has passed the block's
+    /// mark in that stream, or cannot tell.
     fn passes_first(&mut self) -> bool {
         let Some((_, event)) = self.events.last().copied() else { return true };
         let driver = self.block.driver();
@@ -116,12 +116,13 @@ impl Parked {
         let _ = call(&**driver, |driver| unsafe { driver.event_destroy(event) });
         drop(captures);
         self.events.pop();
-        // If the event tells nothing, all work of the device must end before the block goes back.
+        // If the event tells nothing, all work of the device must end before the block returns to its
+        // resource.
         self.block.may_be_free |= answer.is_err();
         true
     }
 
-    /// Whether the device has finished all uses of a block that is in no queue.
+    /// Returns whether the device has finished all uses of a block that is in no queue.
     fn passes_aside(&mut self) -> bool {
         if self.block.driver().health().is_lost() {
             return true;
@@ -132,7 +133,7 @@ impl Parked {
         self.mark().is_ok() && self.block.used_on.is_empty() && self.events.is_empty()
     }
 
-    /// Destroys events that nothing waits for any more. Returns true.
+    /// Destroys events that no stream waits for any more. Returns true.
     fn end_events(&mut self) -> bool {
         let driver = self.block.driver().clone();
         let _captures = CaptureModeGuard::relaxed(&*driver);
@@ -143,7 +144,7 @@ impl Parked {
         true
     }
 
-    /// Waits for all work of the device, without naming a stream; not if that would end a capture.
+    /// Waits for all work of the device, without naming a stream. If that would end a capture, does not wait.
     fn wait_for_device(&self) -> bool {
         let driver = self.block.driver();
         let _captures = CaptureModeGuard::relaxed(&**driver);
@@ -194,7 +195,8 @@ impl Looked {
         Self { queues: mem::take(&mut *PARKED.lock()), passed: Vec::new() }
     }
 
-    /// Finds the blocks that the device has passed, except those that turn out to wait for the whole device.
+    /// Finds the blocks whose uses the device has finished, except blocks that have to wait for the whole
+    /// device.
     fn find_passed(&mut self) {
         let Self { queues, passed } = self;
         for at in (0..queues.others.len()).rev() {
@@ -211,7 +213,7 @@ impl Looked {
             }
             queues.by_stream.retain(|_, queue| !queue.is_empty());
             // Some of these blocks now wait for another stream or for the device. The other stream may
-            // already have passed them too.
+            // already have passed them, too.
             let waits = |parked: &mut Parked| !parked.events.is_empty() || parked.block.may_be_free;
             let waiting = passed.extract_if(before.., waits);
             let mut waiting = waiting.peekable();
@@ -236,7 +238,7 @@ impl Drop for Looked {
     }
 }
 
-/// Whether any block is parked or on its way back.
+/// Returns whether any block is parked, or is being returned to its resource.
 pub(crate) fn are_any() -> bool {
     COUNT.load(Ordering::Relaxed) > 0
 }
@@ -244,10 +246,11 @@ pub(crate) fn are_any() -> bool {
 /// Parks a block until the device has finished the work of all its streams.
 ///
 /// # Errors
-/// The driver's error if it cannot mark the streams; the block is parked anyway.
+/// If the driver cannot mark the streams, returns the driver's error. The block is parked anyway.
 pub(crate) fn park(mut block: Block) -> Result<()> {
     let is_ended = block.names_ended();
-    // A default stream never ends. The block goes back in its order and need not wait for its work.
+    // A default stream never ends. The block is freed in the order of this stream, so it need not wait for
+    // the stream's work.
     let own = block.stream;
     if !is_ended && !own.stream.is_legacy() && !own.stream.is_per_thread() {
         block.used_on.push(own);
@@ -259,8 +262,9 @@ pub(crate) fn park(mut block: Block) -> Result<()> {
     if is_ended { Ok(()) } else { looked.passed[0].mark() }
 }
 
-/// Gives back the parked blocks that the device has passed; if `is_waiting`, waits for them first. Returns
-/// whether any were parked. Another thread may have given some of them back.
+/// Returns parked blocks whose uses the device has finished to their resources. If `is_waiting` is set, waits
+/// for these uses first. Returns whether any blocks were parked. Another thread may have returned some of the
+/// blocks.
 pub(crate) fn give_back_passed(is_waiting: bool) -> bool {
     if !are_any() {
         return false;
@@ -277,7 +281,8 @@ pub(crate) fn give_back_passed(is_waiting: bool) -> bool {
     if is_waiting {
         looked.find_passed();
     }
-    // The other blocks are parked again before the first block goes back, because that may take long.
+    // The other blocks are parked again before the first block is returned to its resource, because that may
+    // take long.
     let mut passed = Looked::default();
     mem::swap(&mut passed.passed, &mut looked.passed);
     drop(looked);
@@ -289,7 +294,7 @@ pub(crate) fn give_back_passed(is_waiting: bool) -> bool {
     true
 }
 
-/// A block on its way back. It counts until it is dropped.
+/// Counts a block that is being returned to its resource, until this value is dropped.
 struct OnItsWay;
 
 impl Drop for OnItsWay {
@@ -298,8 +303,8 @@ impl Drop for OnItsWay {
     }
 }
 
-/// Waits a moment while another thread has all parked blocks. That thread may be waiting for this one. It may
-/// even be this one, if the driver called back into the library.
+/// Waits a moment while another thread has all parked blocks. That thread may be waiting for this thread. It
+/// may even be this thread, if the driver called back into the library.
 fn await_others() {
     for _ in 0..MOST_NAPS {
         if !PARKED.lock().is_empty() || !are_any() {

@@ -1,4 +1,4 @@
-//! Notices that the process is a fork of one that has blocks.
+//! Notices that the process is a fork of a process that has blocks.
 
 #[cfg(unix)]
 use std::sync::Once;
@@ -6,8 +6,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use millpond_core::{Error, ErrorKind, Result};
 
-/// Whether this process is a forked copy of one that has blocks here. It must leave them alone: the parent
-/// owns the device memory, and locks that other threads held at the fork are never released.
+/// Whether this process is a forked copy of a process that has blocks. The copy must not touch these blocks:
+/// the parent owns the device memory, and locks that other threads held at the fork are never released.
 static IS_COPY: AtomicBool = AtomicBool::new(false);
 
 /// Notices forks from now on.
@@ -30,7 +30,7 @@ pub(crate) fn is_copy() -> bool {
     IS_COPY.load(Ordering::Relaxed)
 }
 
-/// Fails in a copy of the process.
+/// Returns an error in a forked copy of the process.
 pub(crate) fn check_process() -> Result<()> {
     if is_copy() {
         let why = "this process was forked from one that uses the device; start it with spawn instead";

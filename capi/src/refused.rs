@@ -1,4 +1,4 @@
-//! Reports blocks that a resource refuses to take back as errors of the call.
+//! If a resource refuses to free a block, reports this as an error of the call.
 
 use std::cell::RefCell;
 use std::sync::{Arc, Once};
@@ -8,8 +8,8 @@ use millpond_core::misuse::{self, Misuse};
 use millpond_core::{DevicePtr, Error, Result};
 
 thread_local! {
-    /// The last misuse in each running call, the innermost call last: a call may run functions of the
-    /// program, which call again.
+    /// The last misuse in each running call of this thread, the innermost call last. Calls can be nested,
+    /// because a call may run functions of the program, which call the library again.
     static CALLS: RefCell<Vec<Option<Misuse>>> = const { RefCell::new(Vec::new()) };
 }
 
@@ -21,7 +21,7 @@ fn note(misuse: &Misuse) -> bool {
     CALLS.try_with(note).unwrap_or(false)
 }
 
-/// Notices misuse from now on, unless the program has its own hook. Outside of calls, the hook does the same
+/// Notices misuse from now on, unless the program has its own hook. Outside of calls, this hook does the same
 /// as the default hook.
 fn notice() {
     static ONCE: Once = Once::new();
@@ -39,7 +39,7 @@ fn notice() {
     });
 }
 
-/// A running call, until this is dropped.
+/// A running call. The call ends when this value is dropped.
 struct Call;
 
 impl Call {

@@ -9,8 +9,8 @@ use crate::framework::forget_served;
 use crate::resource::Resource;
 use crate::status::{Status, borrowed, guarded_here, put, put_handle};
 
-/// Writes the default resource of a device: the resource that was set, or else the stack in the environment
-/// variable `MILLPOND_STACK`, or else plain CUDA memory.
+/// Writes the default resource of a device. If no default was set, this is the stack whose text is in the
+/// environment variable `MILLPOND_STACK`, or else plain CUDA memory.
 ///
 /// # Safety
 /// `device` is a handle from this library; `resource` is valid for writes.
@@ -38,7 +38,7 @@ pub unsafe extern "C" fn millpond_get_current_device_resource(resource: *mut *mu
 }
 
 /// Makes a resource the default of its device. Writes the previous default to `previous`, unless `previous`
-/// is null; writes null if the device had no default yet. Blocks from the previous default still return to
+/// is null. If the device had no default yet, writes null. Blocks from the previous default still return to
 /// it.
 ///
 /// # Safety
@@ -65,7 +65,7 @@ pub unsafe extern "C" fn millpond_set_per_device_resource(
     })
 }
 
-/// Restores the initial default of a device.
+/// Restores the initial default resource of a device.
 ///
 /// # Safety
 /// `device` is a handle from this library.

@@ -25,7 +25,7 @@ use crate::status::{
 #[derive(Debug)]
 pub struct Resource(pub(crate) AnyResource, OutermostPool);
 
-/// The outermost layer of the resource in the same handle, if it is a pool.
+/// The outermost layer of the resource in the same handle, if that layer is a pool.
 struct OutermostPool(Option<NonNull<dyn Pool>>);
 
 // SAFETY: the pool is a part of an `AnyResource`, which may be used on any thread.
@@ -48,13 +48,14 @@ impl Resource {
         Self(resource, pool)
     }
 
-    /// A resource that was just built, and not from text. `millpond-replay top` shows it.
+    /// Makes a handle of a resource that was just built, but not from text. `millpond-replay top` shows this
+    /// resource.
     pub(crate) fn built(resource: AnyResource) -> Self {
         watch::add(&resource);
         Self::new(resource)
     }
 
-    /// The outermost layer, if it is a pool.
+    /// Returns the outermost layer, if it is a pool.
     pub(crate) fn pool(&self) -> Option<&dyn Pool> {
         // SAFETY: the pool is a part of the resource that this value holds, and does not move when the value
         // moves.
@@ -73,9 +74,9 @@ pub struct Statistics {
     pub bytes_requested: u64,
     /// The highest `bytes_in_use` so far.
     pub peak_bytes_in_use: u64,
-    /// Bytes taken from the upstream, in use and free.
+    /// Bytes allocated from the upstream, in use and free.
     pub bytes_reserved: u64,
-    /// The highest `bytes_reserved` so far.
+    /// The highest `bytes_in_use` so far.
     pub peak_bytes_reserved: u64,
     /// The size of the largest free block.
     pub largest_free_block: u64,
@@ -87,12 +88,12 @@ pub struct Statistics {
     pub allocations: u64,
     /// Accepted deallocations so far.
     pub deallocations: u64,
-    /// Refused deallocations.
+    /// Refused deallocations so far.
     pub misuses: u64,
 }
 
-/// The counters of one level of the adaptor `statistics`. They are signed, because blocks may be older than
-/// the level.
+/// The counters of one level of the adaptor `statistics`. They are signed, because a level may count the free
+/// of a block that is older than the level.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 #[expect(clippy::exhaustive_structs, reason = "the C interface fixes it")]
@@ -117,8 +118,8 @@ pub(crate) fn layers() -> LayerTable {
         .with(millpond_adaptors::LAYERS.iter().copied())
 }
 
-/// Builds a stack from text, such as `cuda+pool:initial=1GiB+statistics`, on a device. Null is the default
-/// device, as in `millpond_device_open`.
+/// Builds a stack from text, such as `cuda+pool:initial=1GiB+statistics`, on a device. If `device` is null,
+/// builds on the default device, as in `millpond_device_open`.
 ///
 /// # Safety
 /// `device` is null or a handle from this library; `stack` is a string; `resource` is valid for writes.
@@ -136,8 +137,8 @@ pub unsafe extern "C" fn millpond_resource_new(
             Some(device) => device.0.clone(),
             None => DeviceSpec::default_device().find()?,
         };
-        // A program that builds a stack uses the device. Opening it makes its context, so pools of other
-        // devices can give it access.
+        // A program that builds a stack uses the device. Opening the device creates its context, so that
+        // pools of other devices can give it access.
         if driver.device().is_cuda() {
             millpond_driver::open(driver.device())?;
         }
@@ -189,8 +190,8 @@ pub unsafe extern "C" fn millpond_resource_free(resource: *mut Resource) {
     unsafe { end(resource) }
 }
 
-/// Allocates a block for use on `stream`, at a multiple of `alignment` (at least 256; 0 means 256). For 0
-/// bytes, the result is a null pointer.
+/// Allocates a block for use on `stream`. The address is a multiple of `alignment` (at least 256; 0 means
+/// 256). For 0 bytes, the result is a null pointer.
 ///
 /// # Safety
 /// `resource` is a handle from this library; the stream is alive and belongs to the device; `ptr` is valid
@@ -206,7 +207,7 @@ pub unsafe extern "C" fn millpond_allocate(
     with_resource(resource, |resource| {
         let layout = layout_of(bytes, alignment)?;
         if ptr.is_null() {
-            return Err(Error::invalid_argument("the place for the block's address is a null pointer"));
+            return Err(Error::invalid_argument("the pointer for the block's address is a null pointer"));
         }
         let stream = stream_on(&**resource, stream)?;
         let outcome = resource.allocate(layout, stream);
@@ -217,12 +218,12 @@ pub unsafe extern "C" fn millpond_allocate(
     })
 }
 
-/// Frees a block in the order of `stream`. Does nothing for a null pointer. If the resource refuses the block
-/// (foreign, already free, wrong size), the call returns `MILLPOND_STATUS_INVALID_ARGUMENT`, reports
-/// `millpond::misuse` and counts the misuse.
+/// Frees a block in the order of `stream`. Does nothing for a null pointer. The resource refuses a block if
+/// it is foreign, already free, or has another size. Then the call returns
+/// `MILLPOND_STATUS_INVALID_ARGUMENT`, reports `millpond::misuse`, and counts the misuse.
 ///
 /// # Safety
-/// `resource` is a handle from this library. `millpond_allocate` returned the block for this resource with
+/// `resource` is a handle from this library. `millpond_allocate` returned the block for this resource, with
 /// these bytes and this alignment. The block is freed once, and all work that uses it is ordered before the
 /// stream's next work. The stream is alive and belongs to the device.
 #[unsafe(no_mangle)]
@@ -236,7 +237,7 @@ pub unsafe extern "C" fn millpond_deallocate(
     with_resource(resource, |resource| {
         let layout = layout_of(bytes, alignment)?;
         let stream = match stream_on(&**resource, stream) {
-            // The layers must learn that the block is gone; no work is left to order.
+            // The layers must learn that the block is freed. There is no work left to order.
             Err(_) if resource.driver().health().is_lost() => StreamRef::LEGACY,
             named => named?,
         };
@@ -259,7 +260,7 @@ pub unsafe extern "C" fn millpond_allocate_sync(
 ) -> Status {
     with_resource(resource, |resource| {
         if ptr.is_null() {
-            return Err(Error::invalid_argument("the place for the block's address is a null pointer"));
+            return Err(Error::invalid_argument("the pointer for the block's address is a null pointer"));
         }
         let outcome = resource.allocate_sync(layout_of(bytes, alignment)?);
         history::asked(&**resource, &outcome, bytes, StreamRef::LEGACY);
@@ -269,10 +270,10 @@ pub unsafe extern "C" fn millpond_allocate_sync(
     })
 }
 
-/// Frees a block that nothing uses any more, whichever streams used it.
+/// Frees a block that no work uses any more, whichever streams used it.
 ///
 /// # Safety
-/// As for `millpond_deallocate`, and all work that uses the block is done.
+/// The rules of `millpond_deallocate` hold, and all work that uses the block is done.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn millpond_deallocate_sync(
     resource: *const Resource,
@@ -292,7 +293,7 @@ pub(crate) fn layout_of(bytes: u64, alignment: u64) -> Result<Layout> {
     if alignment == 0 { Ok(Layout::new(bytes)) } else { Layout::with_alignment(bytes, alignment) }
 }
 
-/// Writes the text of the stack, base first; free it with `millpond_string_free`.
+/// Writes the text of the stack, with its base first. Free the text with `millpond_string_free`.
 ///
 /// # Safety
 /// `resource` is a handle from this library; `text` is valid for writes.
@@ -315,10 +316,11 @@ pub unsafe extern "C" fn millpond_resource_device(
     with_resource(resource, |resource| unsafe { put_handle(device, Device(resource.driver().clone())) })
 }
 
-/// Returns whether either resource can free the other's blocks; `false` if one is null.
+/// Returns whether either resource can free the other resource's blocks. Returns `false` if one of them is
+/// null.
 ///
 /// # Safety
-/// Both are null or handles from this library.
+/// `one` and `other` are null or handles from this library.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn millpond_resource_is_equal(one: *const Resource, other: *const Resource) -> bool {
     // SAFETY: the caller's promise.
@@ -326,10 +328,11 @@ pub unsafe extern "C" fn millpond_resource_is_equal(one: *const Resource, other:
     guarded_or(false, || one.zip(other).is_some_and(|(one, other)| one.0.is_equal(&*other.0)))
 }
 
-/// Writes whether the device, and whether the host, can access the resource's memory at its address.
+/// Writes two results about the resource's memory: whether the device can access it at its address, and
+/// whether the host can.
 ///
 /// # Safety
-/// `resource` is a handle from this library; both are valid for writes.
+/// `resource` is a handle from this library. Both results are valid for writes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn millpond_resource_accessibility(
     resource: *const Resource,
@@ -363,7 +366,7 @@ pub unsafe extern "C" fn millpond_resource_memory_info(
 }
 
 /// Releases free memory to the device until the resource holds at most `keep_bytes`. Writes the number of
-/// bytes released to `freed_bytes`, unless that is null.
+/// released bytes to `freed_bytes`, unless `freed_bytes` is null.
 ///
 /// # Safety
 /// `resource` is a handle from this library; `freed_bytes` is null or valid for writes.
@@ -380,7 +383,7 @@ pub unsafe extern "C" fn millpond_resource_trim(
     })
 }
 
-/// Writes the counters of the nearest layer that counts. Returns `MILLPOND_STATUS_UNSUPPORTED` if no layer
+/// Writes the counters of the outermost layer that counts. Returns `MILLPOND_STATUS_UNSUPPORTED` if no layer
 /// counts.
 ///
 /// # Safety
@@ -410,7 +413,7 @@ pub unsafe extern "C" fn millpond_resource_statistics(
     })
 }
 
-/// Writes the present memory of the whole stack as text for people, or as JSON; free it with
+/// Writes a report of the stack's memory now, as text for people or as JSON. Free the report with
 /// `millpond_string_free`.
 ///
 /// # Safety
@@ -429,8 +432,8 @@ pub unsafe extern "C" fn millpond_resource_memory_report(
     })
 }
 
-/// Writes everything that the layers know about the live block that starts at `ptr`, as JSON; null if no
-/// layer knows the block. Free it with `millpond_string_free`.
+/// Writes everything that the layers know about the live block that starts at `ptr`, as JSON. Writes null if
+/// no layer knows the block. Free the text with `millpond_string_free`.
 ///
 /// # Safety
 /// `resource` is a handle from this library; `block` is valid for writes.
@@ -474,7 +477,8 @@ pub unsafe extern "C" fn millpond_statistics_counters(
     with_counters(resource, counters, |adaptor| Ok(adaptor.counters()))
 }
 
-/// Starts a level with all counters at zero. Writes the counters of the level around it.
+/// Starts a level with all counters at zero. Writes the counters of the level that was the newest until this
+/// call.
 ///
 /// # Safety
 /// `resource` is a handle from this library; `counters` is valid for writes.
@@ -486,7 +490,7 @@ pub unsafe extern "C" fn millpond_statistics_push(
     with_counters(resource, counters, |adaptor| Ok(adaptor.push_counters()))
 }
 
-/// Ends the newest level. Writes its counters, and adds them to the level around it.
+/// Ends the newest level. Writes the counters of this level, and adds them to the level below.
 ///
 /// # Safety
 /// `resource` is a handle from this library; `counters` is valid for writes.
@@ -522,8 +526,8 @@ fn with_counters(
 
 // --- The adaptors `tracking` and `logging` ---
 
-/// Writes the live allocations of the adaptor `tracking` as text, and their bytes to `bytes`. Free the text
-/// with `millpond_string_free`.
+/// Writes the live allocations of the adaptor `tracking` as text. Writes the sum of their sizes to `bytes`.
+/// Free the text with `millpond_string_free`.
 ///
 /// # Safety
 /// `resource` is a handle from this library; both results are valid for writes.

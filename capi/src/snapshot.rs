@@ -11,11 +11,11 @@ use crate::history::recorder;
 use crate::resource::Resource;
 use crate::status::{Status, guarded_here, put};
 
-/// Writes a snapshot of memory, as a pickle in the format of PyTorch's `torch.cuda.memory._dump_snapshot`,
-/// and its size in bytes. A null resource stands for all memory behind `millpond_malloc`. The snapshot has
-/// the events of the resource's adaptor `recording`; without that adaptor, it has the events of the history.
-/// Free the bytes with `millpond_bytes_free`. Returns `MILLPOND_STATUS_UNSUPPORTED` if no layer of the
-/// resource knows its blocks.
+/// Writes a snapshot of memory, as a pickle in the format of PyTorch's `torch.cuda.memory._dump_snapshot`.
+/// Also writes the size of the pickle in bytes. If `resource` is null, the snapshot shows all memory behind
+/// `millpond_malloc`. The snapshot has the events of the resource's adaptor `recording`. Without that
+/// adaptor, it has the events of the history. Free the bytes with `millpond_bytes_free`. Returns
+/// `MILLPOND_STATUS_UNSUPPORTED` if no layer of the resource knows its blocks.
 ///
 /// # Safety
 /// `resource` is null or a handle from this library; `bytes` and `size` are valid for writes.
@@ -36,7 +36,7 @@ pub unsafe extern "C" fn millpond_memory_snapshot(
         unsafe {
             put(size, pickle.len())?;
             if bytes.is_null() {
-                return Err(Error::invalid_argument("the place for the bytes is a null pointer"));
+                return Err(Error::invalid_argument("the pointer for the bytes is a null pointer"));
             }
             put(bytes, Box::into_raw(pickle).cast())
         }
@@ -46,8 +46,8 @@ pub unsafe extern "C" fn millpond_memory_snapshot(
 /// Frees bytes from this library. Does nothing for null.
 ///
 /// # Safety
-/// `bytes` is null, or from a function whose documentation names this one, with this size, and is not used
-/// again.
+/// `bytes` is null, or comes from a function whose documentation names this function. `size` is the size that
+/// this function wrote. `bytes` is not used again.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn millpond_bytes_free(bytes: *mut u8, size: usize) {
     if !bytes.is_null() {
@@ -66,7 +66,7 @@ fn of_resource(resource: &AnyResource) -> Result<Vec<u8>> {
 fn of_frameworks() -> Result<Vec<u8>> {
     let mut snapshot = Snapshot::new();
     for resource in framework::resources()? {
-        // Plain memory has no map; the history knows its blocks.
+        // Plain memory has no map. The history knows its blocks.
         let map = resource.memory_map().unwrap_or_default();
         snapshot.add(resource.device(), &resource.to_string(), map);
     }

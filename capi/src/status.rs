@@ -18,11 +18,11 @@ use crate::process::{check_process, notice_forks};
 pub enum Status {
     /// The call succeeded.
     Ok = 0,
-    /// No free block of that size exists, even after waiting for the device.
+    /// No free block is large enough, even after waiting for the device.
     OutOfMemory = 1,
-    /// An argument is invalid, however much memory is free.
+    /// An argument is invalid. More free memory would not help.
     InvalidArgument = 2,
-    /// The text of a stack is malformed, or names something that does not exist.
+    /// The text of a stack is malformed, or names a layer or an option that does not exist.
     InvalidStack = 3,
     /// There is no CUDA driver, or no such device.
     NoDevice = 4,
@@ -36,7 +36,7 @@ pub enum Status {
     Io = 8,
     /// A bug in millpond. Please report it.
     Internal = 9,
-    /// Another thread's call holds a single-threaded resource and does not end.
+    /// Another thread's call holds a single-threaded resource, and does not end.
     Busy = 10,
 }
 
@@ -78,7 +78,7 @@ fn remember(error: &Error) {
     });
     let driver_code = error.driver_error().map_or(0, |error| error.code());
     let last = LastError { message: c_string(&error.to_string()), report, driver_code };
-    // During the end of a thread, its error may be gone already.
+    // At the end of a thread, its error may be gone already.
     let _ = LAST.try_with(|slot| slot.replace(last));
 }
 
@@ -97,7 +97,7 @@ fn remember_panic(panic: &(dyn Any + Send)) {
     let _ = LAST.try_with(|slot| slot.replace(LastError { message, ..LastError::default() }));
 }
 
-/// Runs the body of a call of the ABI: remembers its error and lets no panic out.
+/// Runs the body of a call of the ABI. Stores the error of the call, and lets no panic out.
 pub(crate) fn guarded(body: impl FnOnce() -> Result<()>) -> Status {
     let with_log = || {
         start_log();
@@ -116,8 +116,8 @@ pub(crate) fn guarded(body: impl FnOnce() -> Result<()>) -> Status {
     }
 }
 
-/// Like `guarded`, for a call that uses a device. A forked child cannot make such a call: it has no device of
-/// its own, and locks that other threads held at the fork are never released.
+/// Works like `guarded`, for a call that uses a device. A forked child cannot make such a call: it has no
+/// device of its own, and locks that other threads held at the fork are never released.
 pub(crate) fn guarded_here(body: impl FnOnce() -> Result<()>) -> Status {
     guarded(|| {
         check_process()?;
@@ -125,7 +125,7 @@ pub(crate) fn guarded_here(body: impl FnOnce() -> Result<()>) -> Status {
     })
 }
 
-/// Like `guarded`, for a call that cannot fail.
+/// Works like `guarded`, for a call that cannot fail.
 pub(crate) fn guarded_or<T>(otherwise: T, body: impl FnOnce() -> T) -> T {
     catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(|panic| {
         remember_panic(&*panic);
@@ -146,13 +146,13 @@ pub(crate) unsafe fn borrowed<'a, T>(handle: *const T, what: &str) -> Result<&'a
     unsafe { handle.as_ref() }.ok_or_else(|| missing(what))
 }
 
-/// Writes a result to the caller's place for it.
+/// Writes a result through the caller's pointer.
 ///
 /// # Safety
 /// `out` is null or valid for writes.
 pub(crate) unsafe fn put<T>(out: *mut T, value: T) -> Result<()> {
     if out.is_null() {
-        return Err(missing("the place for a result"));
+        return Err(missing("the pointer for a result"));
     }
     // SAFETY: the caller's promise.
     unsafe { out.write(value) };
@@ -162,10 +162,10 @@ pub(crate) unsafe fn put<T>(out: *mut T, value: T) -> Result<()> {
 /// Returns a value to the caller as a handle.
 ///
 /// # Safety
-/// As for [`put`].
+/// The rules of [`put`] hold.
 pub(crate) unsafe fn put_handle<T>(out: *mut *mut T, value: T) -> Result<()> {
     if out.is_null() {
-        return Err(missing("the place for a result"));
+        return Err(missing("the pointer for a result"));
     }
     notice_forks();
     // SAFETY: the caller's promise.
@@ -203,8 +203,8 @@ pub(crate) fn stream_of(driver: &DriverHandle, stream: *mut c_void) -> Result<St
     if handle <= StreamRef::PER_THREAD.handle() {
         return Ok(StreamRef::from_raw_parts(handle, 0));
     }
-    // SAFETY: by the rules of the ABI, the stream is alive during the call. Resources ask before they use a
-    // stream of an earlier call.
+    // SAFETY: by the rules of the ABI, the stream is alive during the call. Resources check a stream of an
+    // earlier call before they use it.
     call(&**driver, |driver| unsafe { driver.stream_ref(handle) }).map_err(|error| {
         match error.driver_error().is_some_and(|error| error.code() == DriverError::INVALID_HANDLE) {
             true => Error::invalid_argument(format!(
@@ -217,13 +217,13 @@ pub(crate) fn stream_of(driver: &DriverHandle, stream: *mut c_void) -> Result<St
     })
 }
 
-/// Converts a default stream from C. `None` for other streams, which only the driver can identify.
+/// Converts a default stream from C. Returns `None` for other streams, which only the driver can identify.
 pub(crate) fn default_stream(stream: *mut c_void) -> Option<StreamRef> {
     let handle = stream.addr() as u64;
     (handle <= StreamRef::PER_THREAD.handle()).then(|| StreamRef::from_raw_parts(handle, 0))
 }
 
-/// Like `stream_of`, on the device of a resource.
+/// Works like `stream_of`, on the device of a resource.
 pub(crate) fn stream_on(resource: &dyn DeviceMemoryResource, stream: *mut c_void) -> Result<StreamRef> {
     stream_of(resource.driver(), stream)
 }
@@ -231,7 +231,7 @@ pub(crate) fn stream_on(resource: &dyn DeviceMemoryResource, stream: *mut c_void
 /// Returns a text to the caller, who frees it with `millpond_string_free`.
 ///
 /// # Safety
-/// As for [`put`].
+/// The rules of [`put`] hold.
 pub(crate) unsafe fn put_text(out: *mut *mut c_char, text: &str) -> Result<()> {
     // SAFETY: the caller's promise.
     unsafe { put(out, c_string(text).into_raw()) }
@@ -240,7 +240,8 @@ pub(crate) unsafe fn put_text(out: *mut *mut c_char, text: &str) -> Result<()> {
 /// Frees a text from this library. Does nothing for null.
 ///
 /// # Safety
-/// `text` is null, or from a function whose documentation names this one, and is not used again.
+/// `text` is null, or comes from a function whose documentation names this function. `text` is not used
+/// again.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn millpond_string_free(text: *mut c_char) {
     if !text.is_null() {
@@ -249,7 +250,7 @@ pub unsafe extern "C" fn millpond_string_free(text: *mut c_char) {
     }
 }
 
-/// Returns the version of this interface. It grows by 1 with each change that breaks programs; a new function
+/// Returns the version of this interface. It grows by 1 with each change that breaks programs. A new function
 /// alone does not change it.
 #[unsafe(no_mangle)]
 pub extern "C" fn millpond_abi_version() -> u32 {
@@ -262,15 +263,15 @@ pub extern "C" fn millpond_version() -> *const c_char {
     concat!(env!("CARGO_PKG_VERSION"), "\0").as_ptr().cast()
 }
 
-/// Returns the reason of the last failed call on this thread, and advice. Valid until the thread's next
-/// failing call.
+/// Returns the reason of the last failed call on this thread, and advice. The text is valid until the
+/// thread's next failing call.
 #[unsafe(no_mangle)]
 pub extern "C" fn millpond_error_message() -> *const c_char {
     LAST.try_with(|last| last.borrow().message.as_ptr()).unwrap_or(c"".as_ptr())
 }
 
-/// Returns the driver's code (`CUresult`) of the last failed call on this thread; 0 if the driver reported no
-/// error.
+/// Returns the driver's code (`CUresult`) of the last failed call on this thread. Returns 0 if the driver
+/// reported no error.
 #[unsafe(no_mangle)]
 pub extern "C" fn millpond_error_driver_code() -> i32 {
     LAST.try_with(|last| last.borrow().driver_code).unwrap_or_default()
@@ -281,8 +282,9 @@ fn report_with(choose: impl FnOnce(&(CString, CString)) -> *const c_char) -> *co
         .unwrap_or(std::ptr::null())
 }
 
-/// Returns the state of memory at the last failed call on this thread, and advice, as text. Null if the call
-/// did not run out of memory, or if there is no report. Valid until the thread's next failing call.
+/// Returns a report of the memory at the last failed call on this thread, and advice, as text. Returns null
+/// if the call did not run out of memory, or if there is no report. The text is valid until the thread's next
+/// failing call.
 #[unsafe(no_mangle)]
 pub extern "C" fn millpond_error_report() -> *const c_char {
     report_with(|report| report.0.as_ptr())

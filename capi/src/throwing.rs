@@ -8,12 +8,12 @@ use crate::exception::{throw_bad_alloc, throw_runtime_error};
 use crate::framework;
 use crate::status::{Status, begin_last_message, guarded};
 
-/// Like `millpond_malloc`, but throws `std::runtime_error` with the text of the error. If memory is out, the
-/// text begins with PyTorch's own words, `CUDA out of memory.`: some libraries look for them and retry with a
-/// smaller batch.
+/// Works like `millpond_malloc`, but throws `std::runtime_error` with the text of the error. If there is no
+/// memory, the text begins with PyTorch's own words, `CUDA out of memory.`. Some libraries look for these
+/// words, and retry with a smaller batch.
 ///
 /// # Safety
-/// As for `millpond_malloc`; the caller is C++, or lets C++ exceptions pass.
+/// The rules of `millpond_malloc` hold. The caller is C++, or lets C++ exceptions pass.
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn millpond_malloc_or_throw(
     bytes: usize,
@@ -32,11 +32,11 @@ pub unsafe extern "C-unwind" fn millpond_malloc_or_throw(
     ptr
 }
 
-/// Allocates for CuPy's `CFunctionAllocator`, on the legacy default stream. Throws `std::bad_alloc` if memory
-/// is out; CuPy turns it into a `MemoryError`. `parameter` is not used.
+/// Allocates for CuPy's `CFunctionAllocator`, on the legacy default stream. If there is no memory, throws
+/// `std::bad_alloc`, which CuPy turns into a `MemoryError`. `parameter` is not used.
 ///
 /// # Safety
-/// As for `millpond_malloc`; the caller is C++, or lets C++ exceptions pass.
+/// The rules of `millpond_malloc` hold. The caller is C++, or lets C++ exceptions pass.
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn millpond_cupy_malloc(
     parameter: *mut c_void,
@@ -53,10 +53,10 @@ pub unsafe extern "C-unwind" fn millpond_cupy_malloc(
     ptr
 }
 
-/// Frees a block of `millpond_cupy_malloc`.
+/// Frees a block that `millpond_cupy_malloc` allocated.
 ///
 /// # Safety
-/// As for `millpond_free`.
+/// The rules of `millpond_free` hold.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn millpond_cupy_free(parameter: *mut c_void, ptr: *mut c_void, device: i32) {
     let _ = parameter;

@@ -10,7 +10,8 @@ use crate::program::{Op, Program};
 #[derive(Clone, PartialEq, Eq, Default, Debug, Serialize)]
 #[non_exhaustive]
 pub struct AskedAgain {
-    /// The number of requests. Failures before a success of the same size, thread and stream count as one.
+    /// The number of requests. All failures before a success of the same size, thread and stream count as one
+    /// request.
     pub requests: u64,
     /// The number of served requests.
     pub served: u64,
@@ -22,22 +23,22 @@ pub struct AskedAgain {
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 #[non_exhaustive]
 pub struct Unserved {
-    /// The line in the log.
+    /// The line of the request in the log.
     pub line: u64,
-    /// Its size in bytes.
+    /// The size of the request in bytes.
     pub bytes: u64,
-    /// The number of missing bytes, from the resource's report. Without a report, it is the requested bytes
-    /// beyond the device's free memory. It is 0 if enough memory was free, but the resource could not use it
-    /// for this request.
+    /// The number of missing bytes, from the resource's report. Without a report, it is the number of
+    /// requested bytes beyond the device's free memory. It is 0 if enough memory was free, but the resource
+    /// could not use it for this request.
     pub missing_bytes: u64,
     /// The error as text. If it has several lines, the first line is a summary.
     pub error: String,
-    /// The stack's out-of-memory report, if it gave one.
+    /// The stack's out-of-memory report, if the stack made one.
     pub report: Option<Box<OutOfMemoryReport>>,
 }
 
 impl Unserved {
-    /// Returns the size, the line, and the missing bytes as text.
+    /// Returns the request's size, its line, and the missing bytes as text.
     pub fn in_words(&self) -> String {
         let missing = match self.missing_bytes {
             0 => "although enough memory was free".to_owned(),
@@ -54,7 +55,7 @@ const MOST_UNSERVED: usize = 100;
 #[derive(Debug)]
 pub(super) struct Again<'a> {
     program: &'a Program,
-    /// The device's own driver; its calls are not counted.
+    /// The device's own driver. Its calls are not counted.
     driver: &'a DriverHandle,
     answers: Mutex<AskedAgain>,
 }
@@ -77,8 +78,8 @@ impl<'a> Again<'a> {
         }
         let layout = op.layout();
         let answer = resource.allocate(layout, stream).map(|ptr| {
-            // SAFETY: the block came from this resource with the same layout; it goes back once, and no
-            // work uses it.
+            // SAFETY: the block came from this resource with the same layout. It is freed once, and no work
+            // uses it.
             unsafe { resource.deallocate(ptr, layout, stream) }
         });
         let mut answers = self.answers.lock();

@@ -1,10 +1,10 @@
-//! A stopwatch that subtracts its own time.
+//! A stopwatch that subtracts the time of reading the clock.
 
 use std::sync::OnceLock;
 use std::time::Instant;
 
-/// Measures one stretch of work, minus the time of reading the clock. Otherwise, a stretch of one operation
-/// would seem twice as long.
+/// Measures the time of a piece of work, without the time of reading the clock. With that time, a single
+/// operation would seem twice as long.
 pub(super) struct Stopwatch(Instant);
 
 impl Stopwatch {

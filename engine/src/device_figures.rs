@@ -1,4 +1,4 @@
-//! The device of a run in reports.
+//! The device of a run, as reports show it.
 
 use millpond_core::DriverHandle;
 use millpond_driver::DeviceSpec;
@@ -10,16 +10,16 @@ use crate::Result;
 #[derive(Clone, Debug, Serialize)]
 #[non_exhaustive]
 pub struct DeviceFigures {
-    /// The text of `--device`.
+    /// The text of the device, as the option `--device` takes it.
     pub spec: String,
     /// The device's name, for people.
     pub name: String,
-    /// Whether the device is simulated. If it is, the time in driver calls is virtual, and the time per
-    /// operation is real time on this machine.
+    /// Whether the device is simulated. On a simulated device, the time in driver calls is virtual, but the
+    /// time per operation is real time on this machine.
     pub simulated: bool,
-    /// Its memory in bytes.
+    /// The memory of the device in bytes.
     pub total_bytes: u64,
-    /// The free bytes before the first stack was built.
+    /// The free bytes of the device before the first stack was built.
     pub free_bytes: u64,
 }
 
@@ -27,7 +27,7 @@ impl DeviceFigures {
     /// Returns the figures of the device that `spec` opened as `driver`.
     ///
     /// # Errors
-    /// The driver does not report the free memory.
+    /// The driver cannot report the free memory.
     pub fn new(spec: &DeviceSpec, driver: &DriverHandle) -> Result<Self> {
         let memory = driver.mem_get_info().map_err(millpond_core::Error::from)?;
         Ok(Self {

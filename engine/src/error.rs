@@ -14,18 +14,18 @@ pub enum Error {
     /// The log, or one row of it, cannot be read.
     #[error(transparent)]
     Log(#[from] LogError),
-    /// A stack or a device is wrong, or failed.
+    /// A stack or a device is wrong, or it failed.
     #[error(transparent)]
     Stack(#[from] millpond_core::Error),
     /// The temporary file or a thread of the replay could not be created.
     #[error("{what}: {source}")]
     Io {
-        /// The failed step, and the remedy.
+        /// The step that failed, and the remedy.
         what: &'static str,
         /// The system's error.
         source: io::Error,
     },
-    /// A resource broke its contract by panicking.
+    /// A resource broke its contract: it panicked.
     #[error("the stack panicked: {0}; this is a bug in one of its resources")]
     Panicked(String),
 }
@@ -43,8 +43,8 @@ impl Error {
     }
 }
 
-/// Returns the I/O error inside csv's own error, with its kind, which `io::Error::from` loses. csv has no
-/// other errors if rows may have any length and the written values are plain.
+/// Returns the I/O error inside an error of the crate `csv`, with its kind, which `io::Error::from` loses.
+/// `csv` has no other errors if rows may have any length and the written values are plain.
 pub fn csv_to_io(error: csv::Error) -> io::Error {
     match error.into_kind() {
         csv::ErrorKind::Io(error) => error,

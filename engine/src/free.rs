@@ -1,9 +1,10 @@
-//! Replays with one thread per logged thread, all at once. Only the operations of each block keep their
-//! order.
+//! Replays with one thread per logged thread. All threads run at once, and only the operations on each block
+//! keep their order.
 //!
 //! An operation waits for the previous operation on the same slot. A free waits for its allocation, and an
 //! allocation waits for the free of the slot's previous block. The previous operation is earlier in the log,
-//! and each thread follows the log's order. So the earliest unfinished operation can always run: no deadlock.
+//! and each thread follows the log's order. So the earliest unfinished operation can always run, and there is
+//! no deadlock.
 
 use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, Sender};
@@ -16,7 +17,8 @@ use super::work::Work;
 use crate::program::Op;
 use crate::{Error, Result};
 
-/// A worker receives its share of a block, and sends back the times of its start and end.
+/// A thread that gets its share of a block of operations, and sends back the times at which it started and
+/// finished.
 struct Worker {
     shares: Sender<Vec<Op>>,
     times: Receiver<(Instant, Instant)>,
@@ -36,7 +38,7 @@ impl Runner for Free<'_, '_> {
         let busy: Vec<bool> = shares.iter().map(|share| !share.is_empty()).collect();
         for (worker, share) in self.workers.iter().zip(shares) {
             if !share.is_empty() {
-                // A worker that ended has panicked; joining it reports the panic.
+                // If a worker has ended, it panicked. Joining the worker reports the panic.
                 let _ = worker.shares.send(share);
             }
         }
@@ -52,7 +54,7 @@ fn serve(work: &Work<'_>, shares: &Receiver<Vec<Op>>, times: &Sender<(Instant, I
     let _guard = StopOnPanic(work);
     while let Ok(share) = shares.recv() {
         let start = Instant::now();
-        // After a stop, the remaining operations are skipped; the replay ends with this block.
+        // After a stop, the remaining operations are skipped. The replay ends with this block of operations.
         share.iter().all(|op| work.execute_in_turn(op));
         if times.send((start, Instant::now())).is_err() {
             return;
@@ -70,7 +72,7 @@ pub(super) fn with_runner<T>(work: &Work<'_>, body: impl FnOnce(&mut dyn Runner)
             let thread = thread::Builder::new()
                 .name(format!("replay-{number}"))
                 .spawn_scoped(scope, move || serve(work, &inbox, &outbox))
-                .map_err(Error::io("cannot start a thread per thread of the log; use --threads 1"))?;
+                .map_err(Error::io("cannot start one thread for each thread of the log; use --threads 1"))?;
             threads.push(thread);
             free.workers.push(Worker { shares, times });
         }

@@ -1,5 +1,5 @@
-//! Reads allocation logs, turns them into programs, and replays a program through a stack of memory
-//! resources, pass after pass on the same resource.
+//! Reads allocation logs, and converts them to programs. Replays a program through a stack of memory
+//! resources, as often as needed on the same resource. Each time is a pass.
 //!
 //! | module | does |
 //! |---|---|
@@ -18,10 +18,11 @@
 //!
 //! One thread is the default. In the log's strict order, several threads save no time, because each hand-over
 //! takes longer than many operations. With one thread, figures also stay the same from run to run. Use
-//! several threads to measure the caches that a pool keeps for each thread, or contention between threads.
+//! several threads to measure two effects: the caches that a pool keeps for each thread, and contention
+//! between threads.
 //!
 //! No kernel runs, because the replay measures only the allocator. A monotonic clock measures the time of the
-//! calls. The time does not include reading operations from a temporary file, hand-overs between threads,
+//! calls. Some work is not measured: reading operations from a temporary file, hand-overs between threads,
 //! making streams, and freeing the blocks that the log leaked.
 //!
 //! ```
@@ -76,11 +77,12 @@ use work::Work;
 
 /// Receives the events of a replay, outside of the measured time.
 pub trait Watch {
-    /// Called after operations ran.
+    /// The replay calls this after operations ran.
     fn advanced(&mut self, _operations: usize) {}
-    /// Called when a pass begins.
+    /// The replay calls this when a pass begins.
     fn pass_begins(&mut self) {}
-    /// Called when a pass ends. The pass took `nanoseconds`. The blocks that the log leaked are still live.
+    /// The replay calls this when a pass ends. The pass took `nanoseconds`. The blocks that the log leaked
+    /// are still live.
     fn pass_ended(&mut self, _nanoseconds: u64) {}
 }
 
@@ -88,13 +90,13 @@ impl Watch for () {}
 
 /// Replays `program` through `resource`.
 ///
-/// `driver` is the device's own driver. The replay makes one stream of it for each stream of the log. Only
-/// the legacy default stream of the log stands for the legacy default stream of the device. After a
+/// `driver` is the device's own driver. With it, the replay makes one stream for each stream of the log. Only
+/// the log's legacy default stream becomes the legacy default stream of the device. After a
 /// [sticky](millpond_core::Error::is_sticky) error, the replay ends early.
 ///
 /// # Errors
 /// A stream or a thread cannot be created, the temporary file of a long program cannot be read, the device
-/// cannot be synchronised, or the resource panics. A failed allocation is not an error: see [`Outcome`].
+/// cannot be synchronised, or the resource panics. A failed allocation is not an error; see [`Outcome`].
 pub fn replay(
     program: &Program,
     resource: &AnyResource,
@@ -117,7 +119,7 @@ pub fn replay(
     Ok(Outcome { pass_ns, pass_failures, failures, first_failure, asked_again })
 }
 
-/// Runs all passes, and returns the nanoseconds and the failures of each.
+/// Runs all passes. Returns the nanoseconds and the failures of each pass.
 fn drive(
     program: &Program,
     work: &Work<'_>,

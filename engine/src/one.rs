@@ -8,7 +8,7 @@ use super::work::Work;
 use crate::Result;
 use crate::program::Op;
 
-/// Runs everything on the calling thread.
+/// Runs all operations on the calling thread.
 struct One<'a, 'b>(&'a Work<'b>);
 
 impl Runner for One<'_, '_> {

@@ -2,18 +2,19 @@
 
 use std::fmt;
 
-/// The threads of a replay, and their order.
+/// The threads of a replay, and the order in which they run.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 #[non_exhaustive]
 pub enum Threads {
-    /// One thread for each thread of the log, one at a time, strictly in the order of the log. If threads
-    /// alternate in the log, hand-overs take most of the time of a replay: about 4 µs a row.
+    /// One thread for each thread of the log. Only one of them runs at a time, strictly in the order of the
+    /// log. If threads alternate in the log, hand-overs between threads take most of the time of a replay:
+    /// about 4 µs per row.
     AsLogged,
-    /// One thread for each thread of the log, all at once. The replay keeps only a part of the log's order:
-    /// each block is freed after its allocation. Threads drift apart by at most some thousand frees. So the
-    /// peak of live bytes may differ from the log's.
+    /// One thread for each thread of the log. All of them run at once. The replay keeps only one part of the
+    /// log's order: each block is freed after its allocation. Threads drift apart by at most some thousand
+    /// frees. So the peak of live bytes may differ from the log's peak.
     Free,
-    /// One thread, in the order of the log.
+    /// A single thread, which runs in the order of the log.
     #[default]
     One,
 }
@@ -28,20 +29,21 @@ impl fmt::Display for Threads {
     }
 }
 
-/// The most threads of a replay; if a log has more, each thread stands for several.
+/// The most threads of a replay. If a log has more, each thread of the replay stands for several threads of
+/// the log.
 pub const MAX_THREADS: usize = 256;
 
 /// The options of a replay.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct Options {
-    /// The threads, and their order.
+    /// The threads, and the order in which they run.
     pub threads: Threads,
-    /// How many times the program runs on the same resource; at least 1.
+    /// How many times the program runs on the same resource; at least 1. Each time is a pass.
     pub passes: u32,
-    /// Whether to repeat the requests that failed when the log was written, at their places in the log. If
-    /// such a request is served, the replay frees its block at once. But the resource may have grown for the
-    /// request, and may keep that memory.
+    /// Whether to repeat the requests that failed when the log was written, at the same positions in the log.
+    /// If such a request is served, the replay frees its block at once. But the resource may have grown for
+    /// the request, and may keep that memory.
     pub ask_again: bool,
 }
 

@@ -6,16 +6,16 @@ use super::AskedAgain;
 #[derive(Clone, PartialEq, Eq, Debug, serde::Serialize)]
 #[non_exhaustive]
 pub struct Failure {
-    /// The line in the log.
+    /// The line of the allocation in the log.
     pub line: u64,
     /// The error as text. If it has several lines, the first line is a summary.
     pub error: String,
-    /// The stack's out-of-memory report, if it gave one.
+    /// The stack's out-of-memory report, if the stack made one.
     pub report: Option<Box<millpond_core::OutOfMemoryReport>>,
 }
 
 impl Failure {
-    /// Returns the failure of the allocation at a line of the log, without a report.
+    /// Returns a failure without a report, for the allocation at a line of the log.
     pub fn new(line: u64, error: impl Into<String>) -> Self {
         Self { line, error: error.into(), report: None }
     }
@@ -38,7 +38,7 @@ pub struct Outcome {
     pub failures: u64,
     /// The first failed allocation.
     pub first_failure: Option<Failure>,
-    /// The outcome of the requests that had failed when the log was written, over all passes; `None` if they
-    /// were not repeated.
+    /// The outcome of the requests that had failed when the log was written, summed over all passes. `None`
+    /// if they were not repeated.
     pub asked_again: Option<AskedAgain>,
 }

@@ -1,9 +1,10 @@
-//! Replays with one thread per logged thread, strictly in the order of the log: a relay race.
+//! Replays with one thread per logged thread, strictly in the order of the log. Only one thread runs at a
+//! time, as in a relay race.
 //!
-//! The baton is a position in the block. The thread with the baton runs its operations from there on. Then it
-//! looks up the thread of the next operation and hands over: it stores the position in that thread's mailbox
-//! and wakes it. At the block's end, the coordinator gets the baton back. Only the clock of the thread with
-//! the baton runs.
+//! The baton is a position in the block of operations. The thread with the baton runs its operations from
+//! this position on. Then it finds the thread of the next operation, and hands over: it stores the position
+//! in that thread's mailbox, and wakes that thread. At the end of the block, the coordinator gets the baton
+//! back. Only the clock of the thread with the baton runs.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -20,21 +21,22 @@ use crate::{Error, Result};
 
 /// The value of an empty mailbox.
 const NONE: u64 = u64::MAX;
-/// The position that stops a worker.
+/// The value that stops a worker.
 const OVER: u64 = u64::MAX - 1;
 
-/// How many rounds to spin for the baton before parking: about as long as a few operations take.
+/// How many rounds a thread spins for the baton before it parks. The rounds take about as long as a few
+/// operations.
 const SPIN_ROUNDS: u32 = 64;
 
 struct Relay<'a, 'b> {
     work: &'a Work<'b>,
     block: RwLock<Arc<[Op]>>,
-    /// The mailboxes: one for each worker, then the coordinator's.
+    /// The mailboxes: one for each worker, and then the mailbox of the coordinator.
     mailboxes: Vec<Mailbox>,
     busy_ns: AtomicU64,
 }
 
-/// A mailbox on its own cache line, because its owner spins on it.
+/// A mailbox. It is alone on its cache line, because its owner spins on it.
 #[repr(align(128))]
 struct Mailbox {
     baton: AtomicU64,
@@ -104,7 +106,7 @@ impl Runner for &Relay<'_, '_> {
         *self.block.write() = block.clone();
         self.busy_ns.store(0, Ordering::Relaxed);
         self.mailboxes[self.work.worker_of(first)].put(0);
-        // A worker that panics returns no baton; joining the workers reports the panic.
+        // If a worker panics, it returns no baton. Joining the workers reports the panic.
         self.coordinator().take();
         Ok(self.busy_ns.load(Ordering::Relaxed))
     }
@@ -144,7 +146,7 @@ pub(super) fn with_runner<T>(work: &Work<'_>, body: impl FnOnce(&mut dyn Runner)
             spawn_all(scope, &relay, &mut workers).and_then(|()| body(&mut &relay))
         };
         let panics = workers.into_iter().filter_map(|worker| worker.join().err());
-        // All are joined; the first panic causes all later errors.
+        // All workers are joined. The first panic causes all later errors.
         match panics.reduce(|first, _| first) {
             Some(panic) => Err(Error::panicked(&*panic)),
             None => result,
@@ -162,7 +164,7 @@ fn spawn_all<'scope, 'env>(
         let worker = thread::Builder::new()
             .name(format!("replay-{me}"))
             .spawn_scoped(scope, move || relay.worker(me))
-            .map_err(Error::io("cannot start a thread per thread of the log; use --threads 1"))?;
+            .map_err(Error::io("cannot start one thread for each thread of the log; use --threads 1"))?;
         relay.mailboxes[me].owner.get_or_init(|| worker.thread().clone());
         workers.push(worker);
     }

@@ -1,4 +1,4 @@
-//! The streams of a replay.
+//! The streams of a replay. Dropping this value destroys them.
 
 use millpond_core::driver::{StreamFlags, call};
 use millpond_core::{DriverHandle, StreamRef};
@@ -17,7 +17,7 @@ pub(super) struct Streams<'a> {
 
 impl<'a> Streams<'a> {
     /// Makes one non-blocking stream for each stream of the log. A per-thread default stream becomes a stream
-    /// for its logged thread, so it stays the same with any number of replaying threads.
+    /// of its logged thread. So it stays the same, whatever the number of replaying threads.
     pub(super) fn create(program: &Program, driver: &'a DriverHandle) -> Result<Self> {
         let mut all = Self { driver, streams: vec![None; program.summary().streams] };
         for lane in program.lanes() {

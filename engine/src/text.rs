@@ -1,21 +1,21 @@
-//! Formats numbers, and texts from files for a terminal.
+//! Formats numbers. Prepares texts from files for a terminal.
 
 /// Returns a text without control characters, which could change the state of a terminal.
 pub fn plain(text: &str) -> String {
     text.chars().map(|char| if char.is_control() { '\u{fffd}' } else { char }).collect()
 }
 
-/// Formats a number of things, as in `1 block` and `2 blocks`.
+/// Formats a number with a noun, as in `1 block` and `2 blocks`.
 pub fn number_of(count: u64, noun: &str) -> String {
     format!("{count} {}", plural(count, noun))
 }
 
-/// Returns the noun, in the singular for one thing.
+/// Returns the noun, in the singular if the count is 1.
 pub fn plural(count: u64, noun: &str) -> String {
     format!("{noun}{}", if count == 1 { "" } else { "s" })
 }
 
-/// Formats a number of things, as in `1 event` and `1,234 events`.
+/// Formats a number with a noun, as in `1 event` and `1,234 events`.
 pub fn counted(count: u64, noun: &str) -> String {
     format!("{} {}", thousands(count), plural(count, noun))
 }

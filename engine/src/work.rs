@@ -10,12 +10,13 @@ use super::streams::Streams;
 use super::{Failure, MAX_THREADS};
 use crate::program::{Op, OpKind, Program};
 
-/// A slot without a block. No device has an address this high.
+/// The value of a slot without a block. No device has an address this high.
 const EMPTY: u64 = u64::MAX;
-/// A slot whose allocation failed.
+/// The value of a slot whose allocation failed.
 const FAILED: u64 = u64::MAX - 1;
 
-/// The state that all threads of a replay share: the targets of operations, and the live blocks.
+/// The state that all threads of a replay share: the resource and streams that operations use, and the live
+/// blocks.
 #[derive(Debug)]
 pub(super) struct Work<'a> {
     resource: &'a AnyResource,
@@ -23,7 +24,7 @@ pub(super) struct Work<'a> {
     workers: usize,
     /// The addresses of the blocks, by slot.
     slots: Vec<AtomicU64>,
-    /// The ticket that may run next at each slot, for threads that replay freely.
+    /// The ticket that may run next on each slot. Only threads that run freely use it.
     turns: Vec<AtomicU16>,
     again: Option<Again<'a>>,
     failures: AtomicU64,
@@ -82,7 +83,7 @@ impl<'a> Work<'a> {
         self.stopped.load(Ordering::Relaxed)
     }
 
-    /// Runs one operation; all operations before it in the log have run.
+    /// Runs one operation. All operations before it in the log have run.
     #[inline]
     pub(super) fn execute(&self, op: &Op) {
         let stream = self.lanes[op.lane as usize].stream;
@@ -99,7 +100,7 @@ impl<'a> Work<'a> {
                 let address = slot.load(Ordering::Acquire);
                 if address < FAILED {
                     // SAFETY: the address came from `allocate` of this resource with the same layout. The
-                    // slot forgets it below, so it goes back once; no work uses the block.
+                    // slot loses the address below, so the block is freed once. No work uses the block.
                     unsafe { self.resource.deallocate(DevicePtr::new(address), op.layout(), stream) };
                 }
                 slot.store(EMPTY, Ordering::Release);
@@ -124,8 +125,8 @@ impl<'a> Work<'a> {
         self.turns.iter().for_each(|turn| turn.store(0, Ordering::Relaxed));
     }
 
-    /// Runs one operation as soon as the earlier operations on the same slot have run. Returns `false` if the
-    /// replay was stopped instead.
+    /// Runs one operation as soon as the earlier operations on the same slot have run. If the replay was
+    /// stopped before that, returns `false`.
     #[inline]
     pub(super) fn execute_in_turn(&self, op: &Op) -> bool {
         if !matches!(op.kind, OpKind::Allocate | OpKind::Free) {
@@ -146,7 +147,7 @@ impl<'a> Work<'a> {
         true
     }
 
-    /// Counts a failure and returns the value for the slot.
+    /// Counts a failure, and returns the value for the slot.
     #[cold]
     fn failed(&self, op: &Op, error: &millpond_core::Error) -> u64 {
         self.failures.fetch_add(1, Ordering::Relaxed);

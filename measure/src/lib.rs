@@ -2,11 +2,11 @@
 //!
 //! | module | does |
 //! |---|---|
-//! | [`mod@bench`] | measures stacks of memory resources on neutral workloads |
+//! | [`mod@bench`] | measures stacks of memory resources on synthetic workloads |
 //! | [`busy`] | replays logs with a kernel after each allocation |
 //! | [`calibrate`] | measures a device, to simulate one like it |
 //!
-//! The program `millpond-replay` has a command for each.
+//! The program `millpond-replay` has a command for each of these modules.
 
 pub mod bench;
 pub mod busy;

@@ -1,4 +1,4 @@
-//! Begins with a plan: reads its file, and checks that the device has enough memory for it.
+//! Reads a plan from its file, and checks that the device has enough memory for it.
 
 use std::fs::File;
 use std::io::BufReader;
@@ -22,8 +22,8 @@ pub(crate) fn read(path: &Path) -> Result<ProgramPlan> {
         .map_err(|error| Error::invalid_argument(format!("the plan {shown}: {error}")))
 }
 
-/// Returns the plan, to be followed from the next request on; `None` if the device has too little memory for
-/// it.
+/// Returns the plan in a form that the layer can follow from the next request on. Returns `None` if the
+/// device has too little memory for the plan.
 pub(crate) fn follow(upstream: &impl DeviceMemoryResource, plan: &ProgramPlan) -> Result<Option<Following>> {
     let parts = plan.parts();
     if parts.alignment != ALLOCATION_ALIGNMENT {
@@ -33,7 +33,7 @@ pub(crate) fn follow(upstream: &impl DeviceMemoryResource, plan: &ProgramPlan) -
         return Err(Error::invalid_argument(why));
     }
     let (log, needed) = (parts.log, parts.bytes());
-    // If upstream cannot tell, the plan is tried.
+    // If the upstream cannot report its free memory, the plan is tried.
     if let Ok(info) = upstream.memory_info()
         && info.free < needed
     {

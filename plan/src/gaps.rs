@@ -1,11 +1,11 @@
 //! The unused bytes of a lane, by address and by size.
 //!
-//! A lane has no such table while the program follows its plan. It gets one when it serves a request that the
-//! plan does not know, because upstream would have to grow for it.
+//! A lane has no such table while the program follows its plan. It gets a table when it serves a request that
+//! the plan does not know, because upstream would have to grow for the request.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-/// The free ranges of a lane. No two of them touch.
+/// The free ranges of a lane. No two ranges are adjacent.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Gaps {
     /// The end of each range by its start, in bytes from the start of the lane.
@@ -39,7 +39,7 @@ impl Gaps {
         self.by_length.remove(&(end - start, start));
     }
 
-    /// Takes a part of the smallest gap that has room; returns its start.
+    /// Takes a part of the smallest gap that has room. Returns the start of the part.
     pub(crate) fn take(&mut self, bytes: u64) -> Option<u64> {
         let &(length, start) = self.by_length.range((bytes, 0)..).next()?;
         self.remove(start, start + length);
@@ -64,7 +64,7 @@ impl Gaps {
         self.ends.range(..=start).next_back().is_some_and(|(_, &to)| to >= start + bytes)
     }
 
-    /// Gives taken bytes back.
+    /// Makes taken bytes free again.
     pub(crate) fn give(&mut self, start: u64, bytes: u64) {
         let (mut from, mut to) = (start, start + bytes);
         if let Some((&before, &end)) = self.ends.range(..start).next_back()

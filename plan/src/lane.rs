@@ -6,32 +6,33 @@ use rustc_hash::FxHashMap;
 use crate::gaps::Gaps;
 use crate::marks::{Mark, Marks, Question};
 
-/// The most blocks about which the driver is asked in one call, the oldest first.
+/// The most blocks about which one call asks the driver. It asks about the oldest blocks first.
 const MOST_ASKED: usize = 64;
 
-/// Memory that the layer takes from upstream for one stream.
+/// Memory that the layer allocates from upstream for one stream.
 #[derive(Debug, Default)]
 pub(crate) struct Lane {
     /// The bytes that the plan needs for the stream.
     pub(crate) bytes: u64,
-    /// The address of these bytes, after they were taken.
+    /// The address of these bytes, if they are allocated.
     pub(crate) base: Option<DevicePtr>,
-    /// The stream on which the bytes were taken.
+    /// The stream on which the bytes were allocated.
     stream: Option<StreamRef>,
-    /// Whether a request is taking the lane's memory from upstream.
+    /// Whether a request is allocating the lane's memory from upstream now.
     pub(crate) is_awaited: bool,
-    /// The number of blocks handed out so far.
+    /// The number of blocks that the lane has served so far.
     pub(crate) claims: u64,
     /// How many of these blocks were freed.
     pub(crate) frees: u64,
-    /// The blocks that were freed on streams other than the lane's. Nothing uses their bytes before that work
-    /// is done.
+    /// The blocks that were freed on streams other than the lane's stream. Their bytes are used again only
+    /// when that work is done.
     foreign: Vec<(Bytes, Mark)>,
-    /// The blocks in gaps of the plan, after there was one.
+    /// The blocks in gaps of the plan. There are none until the first such block.
     pub(crate) guests: Option<Guests>,
-    /// The work of the lane's own stream, and the number of blocks handed out when it was marked.
+    /// The marked work of the lane's own stream, and the number of blocks that were served when the mark was
+    /// made.
     own: Option<(u64, Mark)>,
-    /// The number of blocks handed out when all work of the own stream was known to be done.
+    /// The number of blocks that were served when all work of the lane's own stream was known to be done.
     done_claims: Option<u64>,
 }
 
@@ -46,13 +47,13 @@ pub(crate) enum Bytes {
     },
 }
 
-/// The blocks of a lane that lie outside the plan. While there are any, a slot is free only if none of them
-/// has its bytes.
+/// The blocks of a lane that lie outside the plan. While there are such blocks, a slot is free only if none
+/// of them uses its bytes.
 #[derive(Debug)]
 pub(crate) struct Guests {
     /// The bytes that neither slots nor guests use.
     pub(crate) gaps: Gaps,
-    /// For each guest's offset: the requested bytes and the bytes that it has.
+    /// For each guest, by its offset: the requested bytes, and the bytes that it uses.
     pub(crate) blocks: FxHashMap<u64, (u64, u64)>,
 }
 
@@ -62,18 +63,19 @@ impl Lane {
         Self { bytes, ..Self::default() }
     }
 
-    /// Returns the bytes that were taken from upstream.
+    /// Returns the bytes that are allocated from upstream.
     pub(crate) fn held_bytes(&self) -> u64 {
         if self.base.is_some() { self.bytes } else { 0 }
     }
 
-    /// Returns the blocks that lie outside the plan, in no order: offset, bytes, and requested bytes.
+    /// Returns the blocks that lie outside the plan, in no particular order: offset, bytes, and requested
+    /// bytes.
     pub(crate) fn guests(&self) -> impl Iterator<Item = (u64, u64, u64)> {
         let guests = self.guests.iter().flat_map(|guests| &guests.blocks);
         guests.map(|(offset, (requested, bytes))| (*offset, *bytes, *requested))
     }
 
-    /// Gives the lane memory that was taken on a stream.
+    /// Gives the lane memory that was allocated on a stream.
     pub(crate) fn put(&mut self, base: DevicePtr, stream: StreamRef) {
         (self.base, self.stream) = (Some(base), Some(stream));
     }
@@ -89,7 +91,7 @@ impl Lane {
         self.claims == self.frees
     }
 
-    /// Returns whether blocks were freed on other streams whose work may not be done.
+    /// Returns whether blocks were freed on other streams and the work of these streams may not be done.
     pub(crate) fn has_waits(&self) -> bool {
         !self.foreign.is_empty()
     }
@@ -101,15 +103,15 @@ impl Lane {
             || self.foreign.iter().any(is_guest)
     }
 
-    /// Keeps bytes until the present work of a stream is done; returns the number of the mark.
+    /// Keeps bytes until the present work of a stream is done. Returns the number of the mark.
     pub(crate) fn keep_until(&mut self, what: Bytes, mark: Mark) -> u64 {
         let number = mark.number();
         self.foreign.push((what, mark));
         number
     }
 
-    /// Returns whether all memory of the lane may pass to a stream. The lane's own stream may always take it,
-    /// because its blocks were freed in that order. Other streams may take it when the work on the blocks is
+    /// Returns whether all memory of the lane may move to a stream. The lane's own stream may always get it,
+    /// because its blocks were freed in that order. Other streams may get it when the work on the blocks is
     /// done.
     pub(crate) fn may_leave(&self, is_own: bool) -> bool {
         let is_done = self.done_claims == Some(self.claims);
@@ -140,12 +142,12 @@ impl Lane {
 
     pub(crate) fn find_mark(&mut self, number: u64) -> Option<&mut Mark> {
         let own = self.own.iter_mut().map(|(_, mark)| mark);
-        // A free asks about the newest mark at once.
+        // A free asks at once whether the newest mark is done.
         let newest_first = self.foreign.iter_mut().rev().map(|(_, mark)| mark);
         newest_first.chain(own).find(|it| it.number() == number)
     }
 
-    /// Ends the waits for work whose marks `is_done` accepts; returns the bytes that become free.
+    /// Ends the waits for work whose marks `is_done` accepts. Returns the bytes that become free.
     pub(crate) fn end_waits(&mut self, marks: &mut Marks, is_done: impl Fn(u64) -> bool) -> Vec<Bytes> {
         if let Some((claims, mark)) = self.own.take_if(|(_, mark)| is_done(mark.number())) {
             self.done_claims = Some(claims);
@@ -159,11 +161,11 @@ impl Lane {
         .collect()
     }
 
-    /// Takes the memory out of the lane.
+    /// Removes the memory from the lane.
     pub(crate) fn take_base(&mut self, marks: &mut Marks) -> Option<DevicePtr> {
         let base = self.base.take()?;
         self.guests = None;
-        // The next memory may have unfinished work of its stream.
+        // The lane's next memory may have unfinished work on its stream.
         self.done_claims = None;
         let foreign = self.foreign.drain(..).map(|(_, mark)| mark);
         let own = self.own.take().map(|(_, mark)| mark);

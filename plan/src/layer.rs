@@ -28,7 +28,7 @@ pub(crate) const ENTRY: LayerEntry = LayerEntry {
     }),
 };
 
-/// Puts a [`PlanMemoryResource`] on top of a resource.
+/// A layer that puts a [`PlanMemoryResource`] on top of a resource.
 ///
 #[doc = include_str!("../layers/plan.md")]
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -48,7 +48,7 @@ impl PlanLayer {
         Self(Source::File(path.into()))
     }
 
-    /// Creates a layer with this plan. If you print the stack, the text does not name the plan.
+    /// Creates a layer that follows this plan. If you print the stack, its text does not name the plan.
     pub fn from_plan(plan: ProgramPlan) -> Self {
         Self(Source::Plan(Arc::new(plan)))
     }

@@ -1,8 +1,8 @@
 //! A layer of millpond that serves a program from a prepared plan of its allocations.
 //!
-//! A slot is the address range that the plan has chosen for an allocation. The module `slots` holds the
-//! slots, and checks whether a slot is free. The module `following` finds the place of each request of the
-//! program in the plan. docs/book/src/plans.md explains when the layer is worth it.
+//! A slot is the address range that the plan has chosen for an allocation. The module `slots` stores the
+//! slots, and checks whether a slot is free. The module `following` finds the position of each request of the
+//! program in the plan. docs/book/src/plans.md explains when the layer is worth using.
 
 mod file;
 #[cfg(all(test, not(millpond_loom)))]

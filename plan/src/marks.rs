@@ -1,4 +1,5 @@
-//! Work of streams that must be done before memory is free for every stream, and the events after that work.
+//! The work of streams that must be done before memory is free for every stream, and the events after this
+//! work.
 
 use millpond_core::driver::Event;
 use millpond_core::{StreamId, StreamRef};
@@ -9,7 +10,7 @@ pub(crate) struct Mark {
     number: u64,
     id: StreamId,
     stream: StreamRef,
-    /// The event recorded after the work; `None` as long as recording was impossible.
+    /// The event that was recorded after the work; `None` until recording is possible.
     event: Option<Event>,
 }
 
@@ -19,17 +20,17 @@ impl Mark {
     }
 }
 
-/// A question to the driver about a mark, asked without the layer's lock.
+/// A question to the driver about a mark. It is asked without the layer's lock.
 #[derive(Debug)]
 pub(crate) struct Question {
     number: u64,
     pub(crate) id: StreamId,
     pub(crate) stream: StreamRef,
-    /// The mark's event, or a new one to record.
+    /// The event of the mark, or a new event to record.
     pub(crate) event: Option<Event>,
     /// Whether the event belongs to the mark.
     is_marks: bool,
-    /// Whether the event is recorded after the mark's work.
+    /// Whether the event was recorded after the mark's work.
     pub(crate) is_recorded: bool,
     /// Whether the work is done.
     pub(crate) is_done: bool,
@@ -61,16 +62,17 @@ impl Marks {
         Question { number, id, stream, event, is_marks, is_recorded: is_marks, is_done: false }
     }
 
-    /// Forgets a mark.
+    /// Removes a mark.
     pub(crate) fn forget(&mut self, mark: Mark) {
         self.spare.extend(mark.event);
     }
 
-    /// Notes the driver's answer, for the mark if it still exists; returns whether its work is done.
+    /// Stores the driver's answer in the mark, if the mark still exists. Returns whether the work of the mark
+    /// is done.
     pub(crate) fn answer(&mut self, question: Question, mark: Option<&mut Mark>) -> bool {
         let Question { event, is_marks, is_recorded, is_done, .. } = question;
         let Some(mark) = mark else {
-            // If the event was the mark's, it is already a spare event.
+            // If the event belonged to the mark, it is already a spare event.
             self.spare.extend(event.filter(|_| !is_marks));
             return false;
         };

@@ -19,23 +19,23 @@ use crate::sync::{AtomicBool, AtomicU32, AtomicU64, Mutex, Ordering};
 
 /// Serves a program from a prepared plan of its allocations.
 ///
-/// The layer suits a program that makes the same requests in each run, or in each step. Record the program
-/// once (`logging:file=LOG`). Then `millpond-replay plan LOG -o FILE.plan` makes the plan
-/// ([`millpond_planning`]). The plan gives each allocation a slot: a fixed place in the plan's memory.
+/// The layer suits a program that makes the same requests in each run, or in each step. First, record the
+/// program once (`logging:file=LOG`). Then `millpond-replay plan LOG -o FILE.plan` makes the plan
+/// ([`millpond_planning`]). The plan gives each allocation a slot: a fixed range in the plan's memory.
 ///
-/// While the program runs, the layer follows its requests along the plan. It allocates memory from upstream
-/// once for each stream, and serves each request from the request's slot. Whatever the program does, the
-/// layer uses a slot only if no live block overlaps the slot. If a request differs from the plan, upstream
-/// serves the request, and the layer then finds the program's place in the plan again. After the end of the
-/// plan, the layer expects the program to begin again. The layer counts the requests that differ from the
-/// plan. If they are more than a quarter in two passes in a row, the layer drops the plan and returns the
-/// plan's memory. Upstream then serves all requests.
+/// While the program runs, the layer compares the program's requests with the plan, one after another. It
+/// allocates memory from upstream once for each stream, and serves each request from the request's slot.
+/// Whatever the program does, the layer uses a slot only if no live block overlaps the slot. If a request
+/// differs from the plan, upstream serves the request. The layer then searches for the program's position in
+/// the plan. After the last request of the plan, the layer expects the program to begin again. The layer
+/// counts the requests that differ from the plan. If they are more than a quarter in two passes in a row, the
+/// layer drops the plan and returns the plan's memory. Upstream then serves all requests.
 ///
 /// A block may be freed on a stream other than the stream of its allocation. Its slot then stays in use until
 /// the device has passed an event after the free. The layer waits for the device in three cases only: in
-/// `trim`, when the layer is dropped, and before it reports that memory is out. The layer treats the calls of
-/// all threads as one program. If the order of the threads' calls changes from run to run, the calls do not
-/// match the plan.
+/// `trim`, when the layer is dropped, and before a request fails for lack of memory. The layer treats the
+/// calls of all threads as one program. If the order of the threads' calls changes from run to run, the calls
+/// do not match the plan.
 ///
 /// ```
 /// use millpond_core::{DeviceMemoryResourceExt, StreamRef};
@@ -61,17 +61,17 @@ pub struct PlanMemoryResource<R: DeviceMemoryResource> {
     /// The plan's file, if the plan was read from one.
     file: Option<PathBuf>,
     pub(crate) state: Mutex<State>,
-    /// Whether there is a plan, or memory of a dropped one. If not, no call needs the lock, unless upstream
-    /// is out of memory.
+    /// Whether the layer has a plan, or the memory of a dropped plan. If it has neither, calls need the lock
+    /// only if upstream is out of memory.
     pub(crate) has_plan: AtomicBool,
     /// Whether a layer below serves captures from its own scopes.
     pub(crate) has_scopes: bool,
-    /// How often lanes were given back.
+    /// How often lanes were returned to upstream.
     pub(crate) given_back: AtomicU64,
-    /// The number of threads that are giving lanes back.
+    /// The number of threads that are returning lanes now.
     pub(crate) giving: AtomicU32,
     pub(crate) misuses: AtomicU64,
-    /// The process that made the layer. A forked child leaves the layer as it is.
+    /// The process that made the layer. A forked child does not change the layer.
     process: u32,
 }
 
@@ -80,7 +80,7 @@ impl<R: DeviceMemoryResource> PlanMemoryResource<R> {
     /// current directory of the process.
     ///
     /// # Errors
-    /// [`Io`](millpond_core::ErrorKind::Io) if the file cannot be opened.
+    /// Returns [`Io`](millpond_core::ErrorKind::Io) if the file cannot be opened. Returns
     /// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) if the file holds no plan, or if the
     /// plan's alignment is not 256.
     pub fn open(upstream: R, file: impl Into<PathBuf>) -> Result<Self> {
@@ -96,7 +96,8 @@ impl<R: DeviceMemoryResource> PlanMemoryResource<R> {
     /// the layer logs a warning and ignores the plan. Upstream then serves all requests.
     ///
     /// # Errors
-    /// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) if the plan's alignment is not 256.
+    /// Returns [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) if the plan's alignment is not
+    /// 256.
     pub fn new(upstream: R, plan: &ProgramPlan) -> Result<Self> {
         let state = State::new(file::follow(&upstream, plan)?);
         Ok(Self {
@@ -117,8 +118,8 @@ impl<R: DeviceMemoryResource> PlanMemoryResource<R> {
         self.locked(|state| state.statistics()).unwrap_or_default()
     }
 
-    /// Whether a stream is open in a scope below. The scope serves its requests, and the requests of streams
-    /// that join its capture, so the plan serves none of them.
+    /// Returns whether a stream is open in a scope below. The scope serves the requests of this stream and of
+    /// all streams that join its capture. So the plan serves none of these requests.
     fn is_beside_captures(&self) -> bool {
         self.has_scopes
             && find_trait::<dyn ScopesBelow>(&self.upstream).is_some_and(|scopes| scopes.open_streams() > 0)
@@ -193,8 +194,8 @@ unsafe impl<R: DeviceMemoryResource> DeviceMemoryResource for PlanMemoryResource
         unsafe { self.upstream.deallocate(ptr, layout, stream) }
     }
 
-    /// Returns the upstream's memory. `free` also counts the plan's memory of streams without live blocks,
-    /// because trimming returns it.
+    /// Returns the memory information of upstream. `free` also counts the plan's memory of streams without
+    /// live blocks, because trimming returns this memory.
     fn memory_info(&self) -> Result<MemoryInfo> {
         let info = self.upstream.memory_info().map_err(|error| error.in_stack(self))?;
         let idle = self.locked(|state| state.held().1).unwrap_or(0);
@@ -206,7 +207,7 @@ unsafe impl<R: DeviceMemoryResource> DeviceMemoryResource for PlanMemoryResource
         true
     }
 
-    /// Returns the upstream's statistics. They count the plan's memory of one stream as one live block.
+    /// Returns the statistics of upstream. They count the plan's memory of one stream as one live block.
     /// [`plan_statistics`](PlanMemoryResource::plan_statistics) returns the counts of this layer.
     fn statistics(&self) -> Option<ResourceStatistics> {
         let known = self.upstream.statistics();
@@ -216,8 +217,8 @@ unsafe impl<R: DeviceMemoryResource> DeviceMemoryResource for PlanMemoryResource
         }
     }
 
-    /// Trims the upstream. If that is not enough, also gives back the plan's memory of streams without live
-    /// blocks. The layer allocates this memory again when a request needs it.
+    /// Trims upstream. If that is not enough, also returns the plan's memory of streams without live blocks.
+    /// When a request needs this memory, the layer allocates it again.
     fn trim(&self, keep_bytes: u64) -> Result<u64> {
         let released = self.upstream.trim(keep_bytes);
         let of_lanes = match self.trim_lanes(keep_bytes) {

@@ -1,4 +1,5 @@
-//! Gives the memory of the plan back to upstream after the plan was dropped, and before memory is out.
+//! Returns the memory of the plan to upstream. This happens after the plan was dropped, and when there is no
+//! memory for a request.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,22 +15,22 @@ use crate::resource::PlanMemoryResource;
 use crate::state::{Dropped, State};
 use crate::sync::{MutexGuard, Ordering, sleep};
 
-/// A pool below gives memory back if it holds more than this fraction above the bytes in use.
+/// A pool below releases memory if it has reserved more than this fraction above the bytes in use.
 const EXCESS_SHARE: u64 = 128;
 
-/// Below this many bytes, which are a few handles, it gives nothing back.
+/// If the excess has fewer bytes than this, which is a few handles, the pool releases nothing.
 const LEAST_EXCESS: u64 = 8 << 20;
 
-/// A request naps for this time, and at most this often, while another thread gives memory back.
+/// While another thread returns memory, a request sleeps for this time, and at most this often.
 const NAP: Duration = Duration::from_millis(1);
 const MOST_NAPS: usize = if cfg!(millpond_loom) { 0 } else { 100 };
 
 impl<R: DeviceMemoryResource> PlanMemoryResource<R> {
-    /// Runs `body` under the lock. Returns `None` in a forked child, because a thread that does not exist
-    /// there may hold the lock.
+    /// Runs `body` under the lock. Returns `None` in a forked child: the lock may be held by a thread that
+    /// does not exist in the child.
     ///
-    /// Gives lanes back and reports after the lock is released: an upstream or a subscriber may call back
-    /// into the stack, or wait for threads that need the lock.
+    /// Returns lanes to upstream, and reports a dropped plan, after the lock is released. An upstream or a
+    /// `tracing` subscriber may call the stack, or wait for threads that need the lock.
     #[inline]
     pub(crate) fn locked<T>(&self, body: impl FnOnce(&mut State) -> T) -> Option<T> {
         let mut state = self.state.try_lock().or_else(|| self.wait_for_lock())?;
@@ -74,7 +75,7 @@ impl<R: DeviceMemoryResource> PlanMemoryResource<R> {
         self.given_back.fetch_add(1, Ordering::Release);
     }
 
-    /// Returns whether the driver can be asked.
+    /// Returns whether the driver can be asked about work.
     fn has_driver(&self) -> bool {
         !self.is_forked() && !self.driver().health().is_lost()
     }
@@ -92,8 +93,8 @@ impl<R: DeviceMemoryResource> PlanMemoryResource<R> {
         self.locked(|state| state.note_answers(vec![question]));
     }
 
-    /// Records the event of a mark, for a caller whose stream is `stream`. Does nothing if the mark's stream
-    /// captures or may have ended.
+    /// Records the event of a mark. The caller's stream is `stream`. Does nothing if the mark's stream
+    /// captures a graph or may have ended.
     fn record(&self, question: &mut Question, stream: StreamRef) {
         let driver = &**self.driver();
         if question.event.is_none() {
@@ -107,8 +108,8 @@ impl<R: DeviceMemoryResource> PlanMemoryResource<R> {
         question.is_recorded = recorded == Ok(true);
     }
 
-    /// Asks the driver whether work is done, and records missing events after it. The caller's stream is
-    /// `stream`. Never waits, and calls the driver without the lock.
+    /// Asks the driver whether work is done, and records missing events after this work. The caller's stream
+    /// is `stream`. The call never waits, and calls the driver without the lock.
     pub(crate) fn ask_driver(&self, stream: StreamRef, questions: impl FnOnce(&mut State) -> Vec<Question>) {
         if !self.has_driver() {
             return;
@@ -118,7 +119,7 @@ impl<R: DeviceMemoryResource> PlanMemoryResource<R> {
         };
         let driver = &**self.driver();
         let _captures = CaptureModeGuard::relaxed(driver);
-        // The marks of a stream are in its order.
+        // The marks of a stream are in the order of the stream.
         let mut busy = Vec::new();
         for question in &mut questions {
             if !question.is_recorded {
@@ -137,15 +138,15 @@ impl<R: DeviceMemoryResource> PlanMemoryResource<R> {
         self.locked(|state| state.note_answers(questions));
     }
 
-    /// Gives back the lanes of a dropped plan whose work is done, as far as the driver knows without waiting.
+    /// Returns the lanes of a dropped plan to upstream if their work is done, as far as the driver knows
+    /// without waiting.
     #[cold]
     pub(crate) fn query_dropped(&self, stream: StreamRef) {
         self.ask_driver(stream, State::ask_idle);
         self.locked(|state| state.release_dropped(stream));
     }
 
-    /// Makes a pool below give back the memory that the program does not need outside the plan, without
-    /// waiting.
+    /// Makes a pool below release the memory that the program does not need outside the plan. Does not wait.
     #[cold]
     pub(crate) fn release_excess(&self, stream: StreamRef) {
         let pool = find_trait::<dyn PoolBelow>(&self.upstream).filter(|_| self.has_driver());
@@ -158,7 +159,7 @@ impl<R: DeviceMemoryResource> PlanMemoryResource<R> {
         }
         match pool.release_unused(keep, stream) {
             Ok(0) => {}
-            // Each request releases a part of it.
+            // Each request releases a part of this memory.
             Ok(_) => _ = self.locked(|state| state.is_excess_due = state.followed().is_some()),
             Err(error) => {
                 let why = "memory could not be released";
@@ -168,7 +169,7 @@ impl<R: DeviceMemoryResource> PlanMemoryResource<R> {
     }
 
     /// Waits for all work of the device, so that lanes without blocks have no work left. Returns whether that
-    /// was possible. The lock is free meanwhile.
+    /// was possible. The lock is not held during the wait.
     fn wait(&self) -> bool {
         let Some(last) = self.locked(State::mark_idle).filter(|_| self.has_driver()) else { return false };
         let driver = &**self.driver();
@@ -180,8 +181,8 @@ impl<R: DeviceMemoryResource> PlanMemoryResource<R> {
         has_waited
     }
 
-    /// Gives back lanes without blocks until `most` bytes went back; returns their bytes. Waits for the
-    /// device if `may_wait`.
+    /// Returns lanes without blocks to upstream until `most` bytes are returned. Returns the number of these
+    /// bytes. If `may_wait` is set, waits for the device.
     fn release_idle(&self, stream: StreamRef, may_wait: bool, most: u64) -> u64 {
         if self.locked(|state| state.has_waits()) != Some(true) {
             return 0;
@@ -194,8 +195,8 @@ impl<R: DeviceMemoryResource> PlanMemoryResource<R> {
         self.locked(|state| state.release_all(stream, most)).unwrap_or(0)
     }
 
-    /// Asks upstream. If memory is out, the plan's free memory serves the request or goes back. `is_open`
-    /// says whether the request may use memory of the plan.
+    /// Asks upstream for memory. If there is none, the plan's free memory serves the request, or returns to
+    /// upstream. `is_open` says whether the request may use memory of the plan.
     #[inline]
     pub(crate) fn allocate_upstream(
         &self,
@@ -205,7 +206,8 @@ impl<R: DeviceMemoryResource> PlanMemoryResource<R> {
     ) -> Result<DevicePtr> {
         let given_back = self.given_back.load(Ordering::Acquire);
         match self.upstream.allocate(layout, stream) {
-            // This also runs after the plan was dropped: its last lane may have gone back meanwhile.
+            // This also runs after the plan was dropped, because another thread may have returned the plan's
+            // last lane since then.
             Err(error) if error.is_out_of_memory() && !error.is_impossible() => {
                 self.recover(layout, stream, is_open, given_back, error)
             }
@@ -213,9 +215,9 @@ impl<R: DeviceMemoryResource> PlanMemoryResource<R> {
         }
     }
 
-    /// Serves a request that upstream refused for lack of memory, if the plan's memory allows it. It uses a
-    /// gap, or upstream after lanes went back there. `given_back` is the count of give-backs when upstream
-    /// was asked.
+    /// Serves a request for which upstream has no memory, if the plan's memory allows it. The memory is a gap
+    /// in a lane, or comes from upstream after lanes were returned. `given_back` is the number of returned
+    /// lanes at the time when upstream was asked.
     #[cold]
     pub(super) fn recover(
         &self,
@@ -246,7 +248,7 @@ impl<R: DeviceMemoryResource> PlanMemoryResource<R> {
         from_gap().ok_or(error)
     }
 
-    /// Takes a step to give upstream more memory. Returns whether memory was given back since the count
+    /// Takes one step to return more memory to upstream. Returns whether memory was returned since the count
     /// `known`.
     fn has_more(&self, step: Recovery, layout: Layout, stream: StreamRef, known: &mut u64) -> bool {
         let before = *known;
@@ -272,8 +274,9 @@ impl<R: DeviceMemoryResource> PlanMemoryResource<R> {
         *known != before
     }
 
-    /// Waits a moment while other threads give lanes back: their memory is neither here nor upstream. The
-    /// wait is short because such a thread may be waiting for this one, or be this one.
+    /// Waits a moment while other threads return lanes, because the memory of these lanes is neither here nor
+    /// upstream. The wait is short, because such a thread may be waiting for this thread, or may be this
+    /// thread.
     fn await_others(&self, before: u64) {
         for _ in 0..MOST_NAPS {
             let is_over = self.given_back.load(Ordering::Acquire) != before;
@@ -297,7 +300,8 @@ impl<R: DeviceMemoryResource> PlanMemoryResource<R> {
         most.is_none_or(|most| layout.bytes() <= most) && free.map_or(true, |free| bytes <= free)
     }
 
-    /// Gives back lanes without blocks until upstream holds at most `keep_bytes`; returns their bytes.
+    /// Returns lanes without blocks to upstream until upstream has at most `keep_bytes` in use. Returns the
+    /// bytes of these lanes.
     pub(crate) fn trim_lanes(&self, keep_bytes: u64) -> u64 {
         let held = self.locked(|state| state.held().0).unwrap_or(0);
         let known = self.upstream.statistics().filter(|known| !known.knows_only_misuses());
@@ -308,13 +312,13 @@ impl<R: DeviceMemoryResource> PlanMemoryResource<R> {
         }
     }
 
-    /// Gives all lanes back when the layer ends. Nothing holds the lock.
+    /// Returns all lanes to upstream when the layer ends. No thread holds the lock.
     pub(crate) fn end(&mut self) {
         if self.is_forked() {
             // Another thread may have been changing the state at the fork.
             return std::mem::forget(std::mem::take(self.state.get_mut()));
         }
-        // Memory from upstream may outlive the context; events do not.
+        // Memory from upstream may outlive the context. Events do not.
         let was_reset = self.driver().was_reset();
         if self.driver().health().is_lost() && !was_reset {
             return;
@@ -328,7 +332,7 @@ impl<R: DeviceMemoryResource> PlanMemoryResource<R> {
             // SAFETY: the event is the layer's own, and nothing waits for it.
             let _ = ask(&*driver, |driver| unsafe { driver.event_destroy(event) });
         }
-        // Plain memory goes back in any case, because its free waits by itself.
+        // Plain memory is freed in any case, because its free waits by itself.
         if !has_waited && self.upstream.is_stream_ordered() {
             tracing::warn!(target: "millpond::driver", "a plan's memory stays allocated upstream");
             return;
@@ -343,10 +347,10 @@ impl<R: DeviceMemoryResource> PlanMemoryResource<R> {
 /// A step to get memory for a request that upstream refused.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Recovery {
-    /// Other threads may have given memory back.
+    /// Other threads may have returned memory.
     OfOthers,
-    /// Lanes whose work is done go back.
+    /// Lanes whose work is done are returned.
     WithoutWait,
-    /// All lanes without blocks go back, after a wait for the device.
+    /// All lanes without blocks are returned, after a wait for the device.
     WithWait,
 }

@@ -1,7 +1,7 @@
 //! Serves requests and frees of a program that has a plan.
 //!
-//! A request gets an [`Answer`] under the lock. If the answer asks for something, the layer does that without
-//! the lock, and the request gets another answer.
+//! A request gets an [`Answer`] under the lock. If the answer names an action, the layer takes the action
+//! without the lock. Then the request gets another answer.
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
@@ -17,14 +17,15 @@ use crate::state::State;
 enum Answer {
     Block(DevicePtr),
     Upstream,
-    /// It depends on how much memory upstream has in use.
+    /// The answer depends on how much memory upstream has in use.
     Know,
-    /// The memory of its lane must be taken from upstream.
+    /// The memory of the request's lane must be allocated from upstream.
     Take {
         lane: usize,
         bytes: u64,
     },
-    /// Bytes of its lane may be free by now, if the driver says that other streams have done their work.
+    /// Some bytes of the request's lane may be free, if the driver says that other streams have done their
+    /// work.
     Ask,
 }
 
@@ -42,18 +43,18 @@ struct Request {
     layout: Layout,
     bytes: u64,
     stream: StreamRef,
-    /// Its position in the plan, if it has one.
+    /// The request's position in the plan, if it has one.
     at: Option<u32>,
     in_use: InUse,
     /// Whether the answer may be [`Answer::Take`].
     may_take: bool,
-    /// How often the answer may be [`Answer::Ask`]: work that is done now may have been marked too early.
+    /// How often the answer may be [`Answer::Ask`]. Work that is done now may have been marked too early.
     asks: u32,
 }
 
 impl Request {
-    /// Returns whether upstream would have more bytes in use than the plan's limit, as far as it counts them.
-    /// If there is a limit, upstream was asked.
+    /// Returns whether upstream would have more bytes in use than the plan's limit, as far as upstream counts
+    /// its bytes. If there is a limit, upstream was asked before.
     fn would_exceed(&self, limit_bytes: Option<u64>, more: u64) -> bool {
         debug_assert!(limit_bytes.is_none() || self.in_use != InUse::NotAsked);
         let InUse::Asked(Some(in_use)) = self.in_use else { return false };
@@ -73,8 +74,8 @@ impl Request {
         answer
     }
 
-    /// Answers that the lane of the request must be taken, if the lane has no memory and upstream has room
-    /// for all lanes without memory.
+    /// If the lane of the request has no memory, and upstream has room for all lanes without memory, answers
+    /// that the lane must be allocated.
     #[inline]
     fn take(&self, plan: &mut Following) -> Option<Answer> {
         let lane = self.at.and_then(|at| plan.lane_of(at)).filter(|_| self.may_take && plan.is_begun())?;
@@ -93,7 +94,7 @@ impl Request {
         Some(Answer::Take { lane, bytes: taken.bytes })
     }
 
-    /// Serves the request from its slot, or outside of it.
+    /// Serves the request from its slot, or from other memory.
     #[inline]
     fn serve(&self, state: &mut State) -> Answer {
         let Some(plan) = state.followed() else { return Answer::Upstream };
@@ -109,7 +110,7 @@ impl Request {
                 return Answer::Know;
             }
         }
-        // Requests that the plan leaves to upstream are no misses.
+        // Requests that the plan leaves to upstream do not count as misses.
         let is_miss = self.at.is_none() || due.is_some() && served.is_none();
         let verdict = plan.judge(is_miss, self.bytes);
         state.is_excess_due |= verdict == Verdict::Steady;
@@ -134,9 +135,9 @@ impl Request {
         self.serve_beside(state).map_or_else(|| self.serve_dropped(state), Answer::Block)
     }
 
-    /// Serves a request without a slot from the lane of its stream, if upstream would have to grow for it. If
-    /// the lane has no blocks, it goes back instead, and upstream serves the request. The lane also goes back
-    /// when the program has left the plan's position.
+    /// Serves a request without a slot from the lane of its stream, if upstream would have to grow for the
+    /// request. If the lane has no blocks, it returns to upstream instead, and upstream serves the request.
+    /// The lane also returns when the program has left the plan's position.
     fn serve_beside(&self, state: &mut State) -> Option<DevicePtr> {
         let plan = state.followed()?;
         let is_exceeded = self.would_exceed(plan.limit_bytes, self.bytes);
@@ -149,7 +150,7 @@ impl Request {
             }
             return None;
         };
-        // If a lane waits only for other streams before it goes back, no new block may delay that.
+        // If a lane only waits for other streams before it returns to upstream, no new block may delay this.
         let may_serve = is_exceeded && !(plan.is_lost() && plan.lanes[lane].is_idle());
         if state.release(lane, self.stream).is_some() || !may_serve {
             return None;
@@ -159,8 +160,8 @@ impl Request {
         Some(ptr)
     }
 
-    /// Gives back the lanes of a dropped plan whose blocks are all freed on the caller's stream. Serves the
-    /// request from the lane of that stream, if upstream would have to grow for it.
+    /// Returns the lanes of a dropped plan to upstream if all their blocks were freed on the caller's stream.
+    /// If upstream would have to grow for the request, serves the request from the lane of that stream.
     fn serve_dropped(&self, state: &mut State) -> Answer {
         state.release_dropped(self.stream);
         let Some(plan) = state.plan.as_mut() else { return Answer::Upstream };
@@ -170,7 +171,7 @@ impl Request {
         if self.in_use == InUse::NotAsked && plan.limit_bytes.is_some() {
             return Answer::Know;
         }
-        // No new block may delay a lane that other streams need back.
+        // No new block may delay the return of a lane that other streams need.
         let lane = plan.lane_for(self.stream.id()).filter(|lane| !plan.lanes[*lane].is_idle());
         let may_serve = !plan.is_crowding(0) && self.would_exceed(plan.limit_bytes, self.bytes);
         let lane = lane.filter(|_| may_serve);
@@ -184,14 +185,14 @@ impl Request {
     }
 }
 
-/// Drops a plan that is of no use.
+/// Drops a plan that is not useful.
 fn leave_plan(state: &mut State) {
     state.drop_plan("the program does not follow the plan");
 }
 
 impl<R: DeviceMemoryResource> PlanMemoryResource<R> {
-    /// Serves a request from the plan; `None` if upstream serves it. `bytes` are the layout's bytes, rounded
-    /// up to 256.
+    /// Serves a request from the plan; `None` if upstream has to serve it. `bytes` is the size of the layout,
+    /// rounded up to 256.
     #[inline]
     pub(crate) fn serve_planned(&self, layout: Layout, bytes: u64, stream: StreamRef) -> Option<DevicePtr> {
         let (at, in_use) = (None, InUse::NotAsked);
@@ -221,7 +222,7 @@ impl<R: DeviceMemoryResource> PlanMemoryResource<R> {
         }
     }
 
-    /// Carries out an answer, without the lock.
+    /// Takes the action that an answer names, without the lock.
     #[cold]
     fn act(&self, answer: Answer, request: &mut Request) {
         match answer {
@@ -239,8 +240,8 @@ impl<R: DeviceMemoryResource> PlanMemoryResource<R> {
         request.in_use = InUse::Asked(self.upstream.statistics().map(|known| known.bytes_in_use));
     }
 
-    /// Takes the memory of a lane from upstream. If upstream has none, drops the plan. If upstream panics, a
-    /// later request takes the memory.
+    /// Allocates the memory of a lane from upstream. If upstream has no memory, drops the plan. If upstream
+    /// panics, a later request allocates the memory.
     fn take_lane(&self, lane: usize, bytes: u64, stream: StreamRef) {
         let layout = Layout::new(bytes);
         let taken = catch_unwind(AssertUnwindSafe(|| self.upstream.allocate(layout, stream)));
@@ -263,7 +264,7 @@ impl<R: DeviceMemoryResource> PlanMemoryResource<R> {
         }
     }
 
-    /// Serves a request that upstream has no memory for from a gap in the lane of its stream.
+    /// If upstream has no memory for a request, serves the request from a gap in the lane of its stream.
     pub(crate) fn serve_from_gap(&self, layout: Layout, stream: StreamRef) -> Option<DevicePtr> {
         let bytes = layout.rounded_bytes()?;
         self.locked(|state| {
@@ -275,8 +276,8 @@ impl<R: DeviceMemoryResource> PlanMemoryResource<R> {
         })?
     }
 
-    /// Frees a block of a lane; `None` if the block is upstream's. If the stream is not the lane's, returns
-    /// the number of a mark: the bytes are free after that mark.
+    /// Frees a block in a lane. Returns `None` if the block belongs to upstream. If the stream is not the
+    /// lane's stream, returns the number of a mark. The bytes are free when the mark's work is done.
     #[inline]
     fn free_under_lock(
         &self,
@@ -306,7 +307,7 @@ impl<R: DeviceMemoryResource> PlanMemoryResource<R> {
         self.locked(|state| state.followed().into_iter().for_each(|plan| plan.count_beside(bytes)));
     }
 
-    /// Frees a block of a lane; `None` if the block is upstream's.
+    /// Frees a block in a lane. Returns `None` if the block belongs to upstream.
     #[inline]
     pub(crate) fn free_planned(
         &self,
@@ -315,7 +316,7 @@ impl<R: DeviceMemoryResource> PlanMemoryResource<R> {
         stream: StreamRef,
     ) -> Option<Result<(), MisuseKind>> {
         let freed = self.locked(|state| self.free_under_lock(state, ptr, layout, stream));
-        // A forked child cannot tell who owns the block, and leaves it.
+        // A forked child cannot know who owns the block, so it does not free the block.
         let Some(freed) = freed else { return Some(Ok(())) };
         Some(freed?.map(|number| {
             if let Some(number) = number {

@@ -1,4 +1,4 @@
-//! The slots of a plan: the address of each allocation, and the slots that had this address before.
+//! The slots of a plan: the address of each allocation, and the slots that use this address before it.
 
 use std::collections::BTreeMap;
 use std::hash::Hasher;
@@ -7,35 +7,37 @@ use millpond_core::StreamId;
 use millpond_planning::ProgramPlan;
 use rustc_hash::{FxHashMap, FxHasher};
 
-/// No slot has a block at this place.
+/// The value that means that no slot has a block at an address.
 const NONE: u32 = u32::MAX;
 
-/// Marks a predecessor that has the address in the pass before.
+/// Marks a predecessor that uses the address in the previous pass.
 const EARLIER_PASS: u32 = 1 << 31;
 
-/// The number of requests in a row that identify a position.
+/// The number of consecutive requests that identify a position.
 pub(crate) const GRAM: usize = 6;
 
 /// One allocation of the plan.
 ///
-/// Every byte of a lane passes from slot to slot in the order of the plan, and from the last slot to the
-/// first slot of the next pass. A slot owns a byte from the time when its predecessor releases it until the
-/// slot releases it too. So two blocks never share a byte, whatever the program or the planner did.
+/// Every byte of a lane moves from slot to slot in the order of the plan, and from the last slot to the first
+/// slot of the next pass. A slot owns a byte from the time when its predecessor releases it until the slot
+/// itself releases it. So two blocks never share a byte, whatever the program or the planner did.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Slot {
     /// The size in bytes.
     pub(crate) bytes: u64,
-    /// The number of its stream, which is also the number of its lane.
+    /// The number of the allocation's stream, which is also the number of its lane.
     pub(crate) stream: u32,
     /// The distance from the start of the lane, in bytes.
     pub(crate) offset: u64,
     /// The number of the pair of lane and offset; [`NONE`] if the plan leaves the allocation to upstream.
     place: u32,
-    /// The end of the slot's part of the predecessors. The part begins where the previous slot's part ends.
+    /// The end of the slot's predecessors in the list of all predecessors. They begin where the previous
+    /// slot's predecessors end.
     predecessors_end: u32,
     /// How often the slot was used or skipped.
     turns: u64,
-    /// Whether it holds a block, or a block that was freed on another stream.
+    /// Whether the slot holds a block, or a block that was freed on another stream whose work may not be
+    /// done.
     is_live: bool,
 }
 
@@ -46,14 +48,15 @@ pub(crate) struct Slots {
     predecessors: Vec<u32>,
     /// The streams by their numbers, as far as requests have named them.
     streams: Vec<Option<StreamId>>,
-    /// For each lane: the place of each offset at which a slot starts.
+    /// For each lane, the number of each offset at which a slot starts.
     places: Vec<FxHashMap<u64, u32>>,
-    /// For each place: the position of the slot whose block is there; [`NONE`] if there is no block.
+    /// For each lane and offset, the position of the slot whose block is there; [`NONE`] if there is no
+    /// block.
     holders: Vec<u32>,
     /// The requested bytes of each slot's block.
     requested: Vec<u64>,
-    /// The hash of each [`GRAM`] allocations in a row and the position of the last one, sorted. Empty until
-    /// needed.
+    /// The hash of each [`GRAM`] consecutive allocations, and the position of the last of them, sorted. The
+    /// list is empty until it is needed.
     grams: Vec<(u64, u32)>,
 }
 
@@ -87,11 +90,11 @@ impl Slots {
         this
     }
 
-    /// Finds the slots that have each slot's addresses before it. Neighbours touch like rectangles in a
-    /// plane, so there are at most three times as many predecessors as slots.
+    /// For each slot, finds the slots that use its addresses before it. Slots are adjacent like rectangles in
+    /// a plane, so there are at most three times as many predecessors as slots.
     fn link(&mut self, lanes: usize) {
         let mut owners: Vec<BTreeMap<u64, (u64, u32)>> = vec![BTreeMap::new(); lanes];
-        // The first pass only finds the predecessors of the second pass's first slots.
+        // The first pass only finds the predecessors of the first slots of the second pass.
         for is_second in [false, true] {
             for index in 0..self.slots.len() as u32 {
                 let slot = self.slots[index as usize];
@@ -123,7 +126,8 @@ impl Slots {
         &self.slots[at as usize]
     }
 
-    /// Returns whether the allocation at a position has a slot. If not, the plan leaves it to upstream.
+    /// Returns whether the allocation at a position has a slot. If it has none, the plan leaves it to
+    /// upstream.
     pub(crate) fn is_placed(&self, at: u32) -> bool {
         self.at(at).place != NONE
     }
@@ -149,8 +153,8 @@ impl Slots {
         self.streams[lane]
     }
 
-    /// Assigns a request's stream to the position's stream number, if neither is assigned yet. Returns
-    /// whether it did.
+    /// If the stream number at the position has no stream yet, and the stream has no number yet, connects the
+    /// two. Returns whether it did.
     pub(crate) fn name_stream(&mut self, at: u32, bytes: u64, stream: StreamId) -> bool {
         let slot = self.at(at);
         let number = slot.stream as usize;
@@ -161,7 +165,8 @@ impl Slots {
         is_it
     }
 
-    /// Returns the position of the last of these requests: the nearest match at or after `from`.
+    /// Returns the position of the last of these requests. If they match several times, it is the nearest
+    /// match at or after `from`.
     pub(crate) fn find(&mut self, requests: &[(u64, StreamId); GRAM], from: u32) -> Option<u32> {
         if self.grams.is_empty() {
             self.grams = self.all_grams();
@@ -191,7 +196,7 @@ impl Slots {
         start as usize..self.slots[index as usize].predecessors_end as usize
     }
 
-    /// Returns whether a predecessor has passed its bytes on to the slot's next turn.
+    /// Returns whether a predecessor has released its bytes to the slot's next turn.
     #[inline]
     fn has_passed(&self, predecessor: u32, turns: u64) -> bool {
         let before = &self.slots[(predecessor & !EARLIER_PASS) as usize];
@@ -199,15 +204,15 @@ impl Slots {
         passed > turns
     }
 
-    /// Gives the slot to a block, if no block has any of its bytes.
+    /// Gives the slot to a block, if no block uses any of its bytes.
     pub(crate) fn claim(&mut self, index: u32) -> bool {
-        // A request catches up on slots that were skipped before it, but not on many at once.
+        // A request catches up on slots that were skipped before it, but on few at a time.
         let is_free = self.take_turn(index, &mut 64);
         self.slots[index as usize].is_live |= is_free;
         is_free
     }
 
-    /// Notes the block of a claimed slot, and its requested bytes.
+    /// Stores the block of a claimed slot, and the block's requested bytes.
     pub(crate) fn note_block(&mut self, index: u32, requested: u64) {
         self.holders[self.slots[index as usize].place as usize] = index;
         self.requested[index as usize] = requested;
@@ -219,7 +224,7 @@ impl Slots {
         (at != NONE).then(|| (at, self.requested[at as usize]))
     }
 
-    /// Returns the blocks of a lane, in no order: offset, bytes of the slot, and requested bytes.
+    /// Returns the blocks of a lane, in no particular order: offset, bytes of the slot, and requested bytes.
     pub(crate) fn live(&self, lane: usize) -> impl Iterator<Item = (u64, u64, u64)> {
         self.places[lane].iter().filter_map(|(offset, place)| {
             let at = self.holders[*place as usize];
@@ -232,7 +237,7 @@ impl Slots {
         self.places[lane].contains_key(&offset)
     }
 
-    /// Notes that a slot's block was freed. The slot keeps its bytes until [`release`](Self::release).
+    /// Records that a slot's block was freed. The slot keeps its bytes until [`release`](Self::release).
     pub(crate) fn forget_block(&mut self, index: u32) {
         self.holders[self.slots[index as usize].place as usize] = NONE;
     }
@@ -250,18 +255,18 @@ impl Slots {
         used
     }
 
-    /// Skips a slot, if no block has any of its bytes: they pass on.
+    /// Skips a slot, if no block uses any of its bytes. The bytes move to the next slots.
     pub(crate) fn pass_over(&mut self, index: u32) {
         if self.is_placed(index) && !self.at(index).is_live {
             self.take_turn(index, &mut 4);
         }
     }
 
-    /// Makes the slots before `index` pass their bytes on, unless a block has them. The program skipped them
-    /// or was served otherwise.
+    /// Makes the slots before `index` release their bytes, unless a block uses these bytes. The program
+    /// skipped these slots, or their requests were served from other memory.
     pub(crate) fn catch_up(&mut self, index: u32) {
         let turns = self.slots[index as usize].turns;
-        // The first round ends the pass before.
+        // The first round ends the previous pass.
         for _round in 0..2 {
             for at in 0..self.length() {
                 let slot = self.at(at);
@@ -273,7 +278,7 @@ impl Slots {
         }
     }
 
-    /// Moves the lowest slots, except slots at 0, down without the check's knowledge.
+    /// Moves the lowest slots down, except for slots at offset 0. The check does not know of this.
     #[cfg(test)]
     pub(crate) fn shift(&mut self, by: u64) {
         let lowest =
@@ -284,8 +289,8 @@ impl Slots {
         }
     }
 
-    /// Takes the slot's next turn, after the turns of at most `budget` idle predecessors that were skipped.
-    /// Returns whether all predecessors have passed their bytes on.
+    /// Takes the slot's next turn. First takes the turns of at most `budget` idle predecessors that were
+    /// skipped. Returns whether all predecessors have released their bytes.
     fn take_turn(&mut self, index: u32, budget: &mut u32) -> bool {
         let turns = self.slots[index as usize].turns;
         for at in self.predecessors(index) {
@@ -302,15 +307,16 @@ impl Slots {
                 return false;
             }
         }
-        // A slot never waits for itself through others: in any circle of slots, one has passed its bytes on.
+        // A slot never waits for itself through other slots: in any circle of slots, one slot has released
+        // its bytes.
         debug_assert_eq!(self.slots[index as usize].turns, turns, "slots wait for each other");
         self.slots[index as usize].turns += 1;
         true
     }
 }
 
-/// Returns a key that identifies an allocation. Two different allocations may have the same key by chance;
-/// that only costs a request its place in the plan.
+/// Returns a key that identifies an allocation. Two different allocations may have the same key by chance.
+/// Then a request may only lose its position in the plan.
 fn key(bytes: u64, stream: u32) -> u64 {
     let mut hasher = FxHasher::default();
     hasher.write_u64(bytes);
@@ -318,12 +324,12 @@ fn key(bytes: u64, stream: u32) -> u64 {
     hasher.finish()
 }
 
-/// Returns the hash of some keys in a row.
+/// Returns the hash of several consecutive keys.
 fn gram_of(keys: [u64; GRAM]) -> u64 {
     keys.into_iter().fold(0, |hash: u64, key| (hash.rotate_left(5) ^ key).wrapping_mul(0x9E37_79B9_7F4A_7C15))
 }
 
-/// Gives a range of addresses to `owner`, and returns the previous owners of its parts.
+/// Gives a range of addresses to `owner`. Returns the previous owners of the parts of the range.
 fn occupy(
     owners: &mut BTreeMap<u64, (u64, u32)>,
     start: u64,

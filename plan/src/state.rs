@@ -1,4 +1,4 @@
-//! The state under the layer's lock, and the memory that goes back to upstream after its release.
+//! The state under the layer's lock, and the memory that returns to upstream after the lock is released.
 
 use millpond_core::driver::Event;
 use millpond_core::{DevicePtr, StreamId, StreamRef};
@@ -12,47 +12,47 @@ use crate::marks::{Marks, Question};
 pub struct PlanStatistics {
     /// The number of requests that got a slot of the plan.
     pub served: u64,
-    /// The number of requests that got no slot while the plan was in use. Upstream served them, or an unused
-    /// part of the plan's memory did.
+    /// The number of requests that got no slot while the plan was in use. Upstream or an unused part of the
+    /// plan's memory served them.
     pub missed: u64,
-    /// The number of missed requests that an unused part of the plan's memory served.
+    /// The number of requests without a slot that an unused part of the plan's memory served.
     pub served_beside: u64,
-    /// The number of allocations in the plan; 0 if the plan was dropped or the device had too little memory
-    /// for it.
+    /// The number of allocations in the plan; 0 if the plan was dropped, or if the device had too little
+    /// memory for it.
     pub plan_allocations: u64,
     /// The bytes that the plan needs; 0 if there is no plan.
     pub plan_bytes: u64,
-    /// The bytes that the layer holds from upstream for the plan.
+    /// The bytes that the layer has allocated from upstream for the plan.
     pub held_bytes: u64,
-    /// Whether the layer dropped the plan, because the program did not follow it or because memory was short.
-    /// Upstream then serves all requests.
+    /// Whether the layer dropped the plan, because the program did not follow it or because there was too
+    /// little memory. Upstream then serves all requests.
     pub is_dropped: bool,
 }
 
-/// While a dropped plan has memory, the driver is asked once in this many calls. A query of an event takes
-/// about 520 ns on an H200, so this is 33 ns a call for each stream.
+/// While a dropped plan has memory, one in this many calls asks the driver. A query of an event takes about
+/// 520 ns on an H200, so this costs 33 ns per call for each stream.
 const CALLS_BETWEEN_QUERIES: u32 = 16;
 
-/// A dropped plan, to be reported after the lock is released.
+/// A dropped plan, which is reported after the lock is released.
 #[derive(Debug)]
 pub(crate) struct Dropped {
     pub(crate) why: &'static str,
-    /// The hash of its log.
+    /// The hash of the log that the plan was made from.
     pub(crate) log: String,
 }
 
 #[derive(Debug, Default)]
 pub(crate) struct State {
-    /// The plan, until it was dropped and its memory is back.
+    /// The plan; `None` after it was dropped and its memory was returned.
     pub(crate) plan: Option<Following>,
     pub(crate) marks: Marks,
     pub(crate) counts: PlanStatistics,
-    /// Lanes that go back to upstream on these streams after the lock is released.
+    /// Lanes that return to upstream on these streams, after the lock is released.
     leaving: Vec<(DevicePtr, u64, StreamRef)>,
     dropped: Option<Dropped>,
-    /// The number of calls until the driver is asked about a dropped plan.
+    /// The number of calls until the driver is asked about a dropped plan again.
     calls_to_query: u32,
-    /// Whether upstream should give back unused memory.
+    /// Whether upstream should release unused memory.
     pub(crate) is_excess_due: bool,
 }
 
@@ -82,7 +82,7 @@ impl State {
         self.held().1 > 0 || self.plan.iter().flat_map(|plan| &plan.lanes).any(|lane| lane.has_waits())
     }
 
-    /// Takes all lanes and all events, at the end.
+    /// Removes all lanes and all events, at the end of the layer.
     pub(crate) fn take_everything(&mut self) -> (Vec<(DevicePtr, u64)>, Vec<Event>) {
         self.end_waits(|_| true);
         let Self { plan, marks, .. } = self;
@@ -91,7 +91,7 @@ impl State {
         (lanes, marks.take_spare())
     }
 
-    /// Ends the use of the plan. Its memory goes back when it is free.
+    /// Ends the use of the plan. The plan's memory returns to upstream when it is free.
     pub(crate) fn drop_plan(&mut self, why: &'static str) {
         let Some(log) = self.followed().map(|plan| plan.log.clone()) else { return };
         self.counts.is_dropped = true;
@@ -100,25 +100,25 @@ impl State {
         self.forget_empty();
     }
 
-    /// Forgets a dropped plan without memory.
+    /// Removes a dropped plan that has no memory.
     fn forget_empty(&mut self) {
         if self.counts.is_dropped && self.held().0 == 0 {
             self.plan = None;
         }
     }
 
-    /// Returns the bytes that the plan has taken from upstream, and how many of them are in lanes without
-    /// blocks.
+    /// Returns the bytes that the plan has allocated from upstream, and how many of these bytes are in lanes
+    /// without blocks.
     pub(crate) fn held(&self) -> (u64, u64) {
         self.plan.as_ref().map_or((0, 0), Following::held)
     }
 
-    /// Returns whether memory of a dropped plan still has to go back.
+    /// Returns whether memory of a dropped plan still has to return to upstream.
     pub(crate) fn is_draining(&self) -> bool {
         self.counts.is_dropped && self.plan.is_some()
     }
 
-    /// Returns whether this call should ask the driver which memory of a dropped plan can go back.
+    /// Returns whether this call should ask the driver which memory of a dropped plan can return to upstream.
     #[inline]
     pub(crate) fn is_query_due(&mut self) -> bool {
         if !self.is_draining() {
@@ -129,8 +129,8 @@ impl State {
         is_due
     }
 
-    /// Takes a lane without blocks out of the plan, for a caller whose stream is `stream`. The lane goes back
-    /// after the lock is released. Returns its bytes.
+    /// Removes a lane without blocks from the plan. The caller's stream is `stream`. The lane returns to
+    /// upstream after the lock is released. Returns the bytes of the lane.
     pub(crate) fn release(&mut self, lane: usize, stream: StreamRef) -> Option<u64> {
         let plan = self.plan.as_mut()?;
         let base = plan.take_idle(lane, stream.id(), &mut self.marks)?;
@@ -139,7 +139,7 @@ impl State {
         Some(bytes)
     }
 
-    /// Does the same with all lanes until `most` bytes are released. Returns their bytes.
+    /// Removes lanes in the same way until `most` bytes are removed. Returns the bytes of these lanes.
     pub(crate) fn release_all(&mut self, stream: StreamRef, most: u64) -> u64 {
         let mut released = 0;
         for lane in 0..self.plan.as_ref().map_or(0, |plan| plan.lanes.len()) {
@@ -151,7 +151,7 @@ impl State {
         released
     }
 
-    /// Does the same with all lanes of a dropped plan.
+    /// Removes all lanes of a dropped plan in the same way.
     pub(crate) fn release_dropped(&mut self, stream: StreamRef) {
         if self.is_draining() {
             self.release_all(stream, u64::MAX);
@@ -176,7 +176,7 @@ impl State {
         Some(self.marks.ask(mark))
     }
 
-    /// Notes the driver's answers.
+    /// Stores the driver's answers.
     pub(crate) fn note_answers(&mut self, questions: Vec<Question>) {
         let mut done = Vec::new();
         for question in questions {
@@ -204,12 +204,12 @@ impl State {
         self.plan.iter_mut().for_each(|plan| plan.end_waits(&mut self.marks, &is_done));
     }
 
-    /// Takes the lanes that go back, and the plan to report.
+    /// Removes the lanes that return to upstream, and the plan to report.
     pub(crate) fn take_left(&mut self) -> (Vec<(DevicePtr, u64, StreamRef)>, Option<Dropped>) {
         (std::mem::take(&mut self.leaving), self.dropped.take())
     }
 
-    /// Returns whether work is left for after the lock's release.
+    /// Returns whether work remains to be done after the lock is released.
     #[inline]
     pub(crate) fn has_left(&self) -> bool {
         !self.leaving.is_empty() || self.dropped.is_some()

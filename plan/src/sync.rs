@@ -1,4 +1,4 @@
-//! Locks and atomics: the standard library's, or loom's in models (`--cfg millpond_loom`).
+//! Locks and atomics. They come from the standard library or, in models (`--cfg millpond_loom`), from loom.
 
 #[cfg(not(all(test, millpond_loom)))]
 pub(crate) use parking_lot::{Mutex, MutexGuard};

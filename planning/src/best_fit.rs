@@ -1,13 +1,13 @@
 //! Best fit: places blocks in the order of their births, each in the smallest hole that is large enough.
 //!
-//! It is the fastest placement, and the one that remains if the time ends before a better one is found.
+//! This is the fastest placement. It is the result if the time ends before a better placement is found.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
 
 use crate::instance::Instance;
 
-/// Holes below the top of the placed blocks; no two touch.
+/// The holes below the top of the placed blocks. No two holes are adjacent.
 #[derive(Default)]
 struct Holes {
     /// The end of each hole, by its start.
@@ -28,7 +28,7 @@ impl Holes {
         self.sizes.remove(&(end - start, start));
     }
 
-    /// Takes space from the smallest hole that has enough, or else from the top.
+    /// Takes space from the smallest hole that has enough space. If there is none, takes it from the top.
     fn take(&mut self, size: u64) -> u64 {
         if let Some(&(room, start)) = self.sizes.range((size, 0)..).next() {
             self.remove(start, start + room);
@@ -37,7 +37,7 @@ impl Holes {
             }
             return start;
         }
-        // A hole below the top can grow.
+        // The hole below the top can grow.
         let start = match self.ends.last_key_value() {
             Some((&start, &end)) if end == self.top => {
                 self.remove(start, end);
@@ -49,7 +49,7 @@ impl Holes {
         start
     }
 
-    /// Gives space back.
+    /// Makes space free again.
     fn give(&mut self, mut start: u64, mut end: u64) {
         if let Some((&before, &before_end)) = self.ends.range(..start).next_back()
             && before_end == start

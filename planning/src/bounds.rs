@@ -19,32 +19,33 @@ use crate::{Problem, cuts};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Bounds {
-    /// The lower bound in bytes: every placement of the problem is at least this high.
+    /// The lower bound in bytes: no placement of the problem has a smaller height.
     pub bytes: u64,
-    /// The largest total size of the blocks that are live at one position, in bytes. It ignores streams.
+    /// The largest total size of the blocks that are live at one position, in bytes. Streams make no
+    /// difference to it.
     pub host_order: u64,
-    /// The largest block, in bytes.
+    /// The size of the largest block in bytes.
     pub largest: u64,
 }
 
 impl Bounds {
-    /// Returns the size of the largest block divided by the bound; 0 without blocks. If the result is near 0,
-    /// any method reaches the bound. Problems with a result above about 0.2 are hard.
+    /// Returns the size of the largest block divided by the bound; 0 if there are no blocks. If the result is
+    /// near 0, any method reaches the bound. Problems with a result above about 0.2 are hard.
     #[must_use]
     pub fn hardness(&self) -> f64 {
         if self.bytes == 0 { 0.0 } else { self.largest as f64 / self.bytes as f64 }
     }
 }
 
-/// Returns the lower bounds of a problem; sizes are rounded up to the alignment.
+/// Returns the lower bounds of a problem. Sizes are rounded up to the alignment.
 ///
 /// For a problem [in host order](Problem::new), the bound is the largest total size of the blocks that are
 /// live at one position.
 ///
-/// For a [stream-safe](Problem::stream_safe) problem, choose one position for each stream. The orders must
+/// For a [stream-safe](Problem::stream_safe) problem, choose one position for each stream, so that the orders
 /// leave these positions concurrent: no order leads from a later position of one stream to an earlier
-/// position of another. The bound is the largest total size of the blocks that are live at such positions.
-/// Without any order, it is the sum of the streams' own peaks.
+/// position of another. The bound is the largest total size of the blocks that are live at such positions. If
+/// there are no orders, this is the sum of the streams' own peaks.
 ///
 /// [`bounds_until`] has a time limit.
 #[must_use]
@@ -52,8 +53,9 @@ pub fn bounds(problem: &Problem) -> Bounds {
     within(problem, &|| false)
 }
 
-/// Does the same as [`bounds`], but ends the search at `end`, and returns the best bounds found so far. They
-/// are valid bounds; more time may give higher ones. The bounds in host order are always found.
+/// Computes the same bounds as [`bounds`], but ends the search at `end`, and returns the best bounds that
+/// were found by then. They are valid bounds, but more time may give higher bounds. The bounds in host order
+/// are always found.
 ///
 /// ```
 /// use std::time::Instant;

@@ -1,28 +1,32 @@
-//! Computes from the orders of a log what each stream knows of the others at each position.
+//! Computes what each stream knows of the other streams at each position. This knowledge comes from the
+//! orders in a log.
 
 use std::collections::{BTreeMap, HashMap};
 
 use crate::{Block, Order};
 
-/// The most facts that streams can learn of each other, all together; further orders of a log are ignored.
-/// Each fact takes 16 bytes. Without this limit, 10,000 streams that pass on their knowledge would take
-/// gigabytes.
+/// The most facts that all streams together can learn about each other. Further orders in the log are
+/// ignored. Each fact needs 16 bytes. Without this limit, 10,000 streams that pass on their knowledge would
+/// need gigabytes.
 const MOST_TOLD: usize = 1 << 22;
 
-/// From the first position on, frees up to the second position are ordered. Both rise.
+/// Pairs of positions. From the first position on, frees up to the second position are ordered. Both
+/// positions increase.
 type Known = Vec<(u64, u64)>;
 
-/// For each pair of streams: the position up to which one stream's frees are ordered before the other's work.
+/// For each pair of streams, the position up to which the frees of one stream are ordered before the work of
+/// the other.
 #[derive(Debug, Default)]
 pub(crate) struct Clocks {
     streams: usize,
-    /// By the stream that sees and the stream that is seen: facts that only this pair learns.
+    /// The facts that only one pair of streams learns, by the stream that learns and the stream that it
+    /// learns about.
     pairs: HashMap<(u32, u32), Known>,
-    /// By the stream that is seen: facts that all streams learn, because the host waited for a stream.
+    /// The facts that all streams learn because the host waited for a stream, by this stream.
     by_host: HashMap<u32, Known>,
     /// The positions at which the host waited for the whole device.
     by_device: Vec<u64>,
-    /// Whether some orders were ignored, because there are too many.
+    /// Whether some orders were ignored because there are too many.
     is_cut: bool,
 }
 
@@ -51,7 +55,7 @@ enum Step {
 }
 
 impl Clocks {
-    /// Goes over the orders once. Streams without a block still pass on their knowledge.
+    /// Reads the orders once. Streams without a block still pass on their knowledge.
     pub(crate) fn new(blocks: &[Block], orders: &[Order]) -> Self {
         let mut numbers = number_streams(blocks);
         let streams = numbers.len();
@@ -96,8 +100,8 @@ impl Clocks {
         sweep.clocks
     }
 
-    /// Returns the facts that streams learn of each other, except by waits for the whole device, by the
-    /// position from which they know. `None` if there are too many.
+    /// Returns the facts that streams learn about each other, by the position from which they know them.
+    /// Waits for the whole device are not included. Returns `None` if there are too many facts.
     pub(crate) fn told(&self) -> Option<Vec<Told>> {
         let streams = self.streams as u32;
         let by_host = || self.by_host.iter().filter(|(seen, _)| **seen < streams);
@@ -153,11 +157,11 @@ impl Clocks {
     }
 }
 
-/// The present knowledge of each stream. All streams know everything that the host knows, and the host knows
-/// everything up to the last wait for the device.
+/// The present knowledge of each stream. All streams know everything that the host knows. The host knows
+/// everything up to its last wait for the device.
 struct Sweep {
     clocks: Clocks,
-    /// By stream: its knowledge beyond the host's.
+    /// The knowledge of each stream beyond the host's knowledge.
     now: Vec<HashMap<u32, u64>>,
     host: HashMap<u32, u64>,
     device: u64,
@@ -178,7 +182,7 @@ impl Sweep {
         }
     }
 
-    /// Returns a stream's knowledge beyond the host's, including itself.
+    /// Returns a stream's knowledge beyond the host's knowledge, including facts about the stream itself.
     fn seen_by(&mut self, stream: u32, at: u64) -> Vec<(u32, u64)> {
         let device = self.device;
         let now = &mut self.now[stream as usize];
@@ -189,7 +193,7 @@ impl Sweep {
         seen
     }
 
-    /// The host waits for a stream: from now on, all streams know everything that this stream knows.
+    /// The host waits for a stream. From now on, all streams know everything that this stream knows.
     fn host(&mut self, stream: u32, at: u64) {
         for (other, up_to) in self.seen_by(stream, at) {
             if up_to <= self.device || self.host.get(&other).is_some_and(|known| *known >= up_to) {
@@ -201,7 +205,7 @@ impl Sweep {
         self.now[stream as usize].clear();
     }
 
-    /// A stream waits for another one and learns the knowledge that it had.
+    /// A stream waits for another stream, and learns the knowledge that the other stream had at that time.
     fn learn(&mut self, seer: u32, at: u64, seen: &[(u32, u64)]) {
         self.told += seen.len();
         let streams = self.clocks.streams as u32;

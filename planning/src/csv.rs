@@ -12,9 +12,9 @@ use crate::{Block, Problem, ProblemError};
 /// The rows of a CSV file in the format of minimalloc.
 ///
 /// The header names the columns, in any order. `id` (or `buffer`, `buffer_id`), `lower` (or `begin`,
-/// `start`), `upper` and `size` are required. A column `end` may replace `upper`: it holds the last position
-/// at which the buffer is live. `alignment`, `hint`, `gaps`, `offset` and `stream` are optional; other
-/// columns are refused.
+/// `start`), `upper` and `size` are required. A column `end` may replace `upper`. It contains the last
+/// position at which the buffer is live. `alignment`, `hint`, `gaps`, `offset` and `stream` are optional.
+/// Other columns are an error.
 ///
 /// ```
 /// use millpond_planning::{MinimallocCsv, Options, plan};
@@ -42,27 +42,27 @@ pub struct MinimallocCsv {
 pub struct MinimallocRow {
     /// The name of the buffer.
     pub id: String,
-    /// The first position at which it is live.
+    /// The first position at which the buffer is live.
     pub lower: u64,
-    /// The first position at which it is no longer live; one more than the file's `end`.
+    /// The first position at which the buffer is no longer live. It is one more than `end` in the file.
     pub upper: u64,
-    /// The size in bytes.
+    /// The size of the buffer in bytes.
     pub size: u64,
-    /// The alignment of its offset in bytes; 1 if the file has none.
+    /// The alignment of the buffer's offset in bytes; 1 if the file has no alignments.
     pub alignment: u64,
-    /// The stream; 0 if the file has none. minimalloc does not have this column.
+    /// The buffer's stream; 0 if the file has no streams. minimalloc does not have this column.
     pub stream: u64,
-    /// An offset to try first. It is read but not used.
+    /// An offset that a solver should try first. It is read but not used.
     pub hint: Option<u64>,
-    /// The offset in the file, for example from another solver. Placement does not keep it.
+    /// The offset of the buffer in the file, for example from another solver. Placement does not keep it.
     pub offset: Option<u64>,
     /// The times when the buffer is not used. Placement ignores them: the buffer stays live.
     pub gaps: Vec<Gap>,
-    /// The fields as in the file, without its offset.
+    /// The fields of the row as in the file, without the offset.
     fields: StringRecord,
 }
 
-/// A time when a buffer, or a part of it, is not used.
+/// A time when a buffer or a part of it is not used.
 ///
 /// ```
 /// let csv = millpond_planning::MinimallocCsv::parse("id,lower,upper,size,gaps\nx,0,9,64,3-4 5-7@0:32\n")?;
@@ -85,7 +85,7 @@ pub struct Gap {
 /// The reason why a CSV file was refused.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CsvError {
-    /// The number of the line, from 1.
+    /// The number of the line, counted from 1.
     pub line: usize,
     what: String,
 }
@@ -145,12 +145,13 @@ impl MinimallocCsv {
     /// Reads the text of a file.
     ///
     /// # Errors
-    /// The first wrong line, with the reason: an unknown, missing or duplicate column, a field that is not a
-    /// number, a buffer that does not end after its start, or a gap outside of its buffer.
+    /// Returns an error about the first wrong line, with the reason. The reasons are: an unknown, missing or
+    /// duplicate column; a field that is not a number; a buffer that does not end after its start; a gap
+    /// outside of its buffer.
     pub fn parse(text: &str) -> Result<Self, CsvError> {
         let mut reader = ReaderBuilder::new();
         reader.has_headers(false).flexible(true).trim(Trim::All);
-        // Each row ends with `\n`, and after a row the reader stands behind this `\n`.
+        // Each row ends with `\n`, and after a row, the reader's position is after this `\n`.
         reader.terminator(Terminator::Any(b'\n'));
         let mut reader = reader.from_reader(text.as_bytes().chain(&b"\n"[..]));
         let (mut fields, mut names) = (StringRecord::new(), None);
@@ -183,7 +184,7 @@ impl MinimallocCsv {
     /// Returns the least common multiple of all alignments.
     ///
     /// # Errors
-    /// It exceeds 64 bits.
+    /// The least common multiple exceeds 64 bits.
     pub fn alignment(&self) -> Result<u64, ProblemError> {
         self.rows.iter().try_fold(1u64, |all, row| {
             let common = greatest_common_divisor(all, row.alignment);
@@ -203,16 +204,16 @@ impl MinimallocCsv {
         self.rows.iter().map(block).collect()
     }
 
-    /// Returns the [`blocks`](Self::blocks) as a problem in host order, each with the
-    /// [`alignment`](Self::alignment) of all.
+    /// Returns the [`blocks`](Self::blocks) as a problem in host order. Each block has the common
+    /// [`alignment`](Self::alignment).
     ///
     /// # Errors
-    /// The errors of [`Problem::new`], for example if the alignment exceeds 64 bits.
+    /// Returns the errors of [`Problem::new`], for example if the alignment exceeds 64 bits.
     pub fn problem(&self) -> Result<Problem, ProblemError> {
         Problem::new(self.blocks(), self.alignment()?)
     }
 
-    /// Returns the original rows with `offset` as the last column. Rows without an offset in `offsets` are
+    /// Returns the original rows, with `offset` as the last column. A row without an offset in `offsets` is
     /// left out.
     #[must_use]
     pub fn with_offsets(&self, offsets: &[u64]) -> String {
@@ -223,8 +224,8 @@ impl MinimallocCsv {
 }
 
 impl Problem {
-    /// Returns the blocks as minimalloc's CSV, with their indices in the problem as ids, and with the given
-    /// offsets.
+    /// Returns the blocks as minimalloc's CSV, with the given offsets. The id of a block is its index in the
+    /// problem.
     #[must_use]
     pub fn to_minimalloc_csv(&self, offsets: Option<&[u64]>) -> String {
         let mut header = vec!["id", "lower", "upper", "size", "alignment", "stream"];
@@ -307,14 +308,15 @@ fn row(line: usize, fields: &StringRecord, columns: &[Column]) -> Result<Minimal
         }
     }
     if row.upper <= row.lower {
-        let what = format!("the buffer begins at {} but ends at {}, not later", row.lower, row.upper);
+        let what =
+            format!("the buffer begins at {} but ends at {}, which is not later", row.lower, row.upper);
         return Err(CsvError::new(line, what));
     }
     if row.alignment == 0 {
-        return Err(CsvError::new(line, "the alignment is 0; use 1 for none"));
+        return Err(CsvError::new(line, "the alignment is 0; write 1 for no alignment"));
     }
     if let Some(gap) = row.gaps.iter().find(|gap| gap.lower < row.lower || gap.upper > row.upper) {
-        let what = format!("the gap {}-{} is not within the buffer's life", gap.lower, gap.upper);
+        let what = format!("the gap {}-{} is not within the buffer's lifetime", gap.lower, gap.upper);
         return Err(CsvError::new(line, what));
     }
     Ok(row)
@@ -329,7 +331,7 @@ fn number(line: usize, column: &str, field: &str) -> Result<u64, CsvError> {
     })
 }
 
-/// Reads a field that may be empty; minimalloc writes -1 for none.
+/// Reads a field that may be empty. minimalloc writes -1 for an absent value.
 fn optional(line: usize, column: &str, field: &str) -> Result<Option<u64>, CsvError> {
     if field.is_empty() || field == "-1" { Ok(None) } else { number(line, column, field).map(Some) }
 }

@@ -1,28 +1,31 @@
-//! The stream-safe lower bound: the heaviest cut through the streams that the orders leave concurrent.
+//! The stream-safe lower bound: the heaviest cut through the streams whose positions the orders leave
+//! concurrent.
 //!
-//! A cut takes one position of each stream. Assume that no order leads from a later position of one stream to
-//! an earlier position of another. Then all blocks that are live at the cut's positions conflict, and the sum
-//! of their sizes is a lower bound. The heaviest such cut is a closure of greatest weight, and a minimum cut
-//! of a network finds it.
+//! A cut chooses one position of each stream. Assume that no order leads from a later position of one stream
+//! to an earlier position of another. Then all blocks that are live at the chosen positions conflict, and the
+//! sum of their sizes is a lower bound. The heaviest such cut is a closure of greatest weight, and a minimum
+//! cut of a network finds it.
 
 use crate::Problem;
 use crate::clocks::{Clocks, Told, number_streams};
 
-/// The most nodes of a network. If there are more, only cuts within a shorter stretch are compared.
+/// The most nodes of a network. If there are more, only cuts within a shorter range of positions are
+/// compared.
 const NODES: usize = 2000;
 
-/// The most pairs of a stream and a window that are compared; more take gigabytes.
+/// The most pairs of a stream and a window that are compared. More pairs would need gigabytes.
 const PAIRS: usize = 1 << 24;
 
-/// Returns the sum of sizes of the heaviest cut, in units of the problem. If the time runs out, returns the
-/// heaviest sum found so far. If there are too many orders, returns 0, which is always a bound.
+/// Returns the sum of sizes of the heaviest cut, in units of the problem. If the time is over, returns the
+/// heaviest sum that was found. If there are too many orders, returns 0, which is always a valid bound.
 pub(crate) fn heaviest(problem: &Problem, is_late: &dyn Fn() -> bool) -> u64 {
     let orders = problem.orders().unwrap_or_default();
     let clocks = Clocks::new(problem.blocks(), orders);
     let Some(told) = clocks.told() else { return 0 };
     let mut thresholds: Vec<u64> = told.iter().flat_map(|told| [told.from, told.up_to]).collect();
     thresholds.sort_unstable();
-    // No cut has positions on both sides of a wait for the whole device, so windows lose nothing there.
+    // No cut has positions before and after a wait for the whole device, so windows that end there lose no
+    // cut.
     let mut windows: Vec<u64> = thresholds.chunks(NODES / 2).skip(1).map(|chunk| chunk[0]).collect();
     windows.extend(clocks.device_waits());
     windows.push(0);
@@ -48,11 +51,11 @@ pub(crate) fn heaviest(problem: &Problem, is_late: &dyn Fn() -> bool) -> u64 {
     best
 }
 
-/// The stretches of one stream. Within a stretch, the stream's place in a cut makes no difference to the
-/// others.
+/// The position ranges of one stream. Within a range, the stream's position makes no difference to the other
+/// streams of a cut.
 struct Lane {
     starts: Vec<u64>,
-    /// The largest sum of live sizes in each stretch.
+    /// The largest sum of live sizes in each range.
     peaks: Vec<u64>,
 }
 
@@ -94,8 +97,8 @@ fn lanes(problem: &Problem, told: &[Told], windows: &[u64]) -> Vec<Lane> {
     starts.into_iter().zip(events).map(lane).collect()
 }
 
-/// Returns the weight of the heaviest cut with all positions in `start..end`; `None` if the time ran out
-/// first.
+/// Returns the weight of the heaviest cut with all positions in `start..end`; `None` if the time is over
+/// before that.
 fn window(lanes: &[Lane], start: u64, end: u64, told: &[Told], is_late: &dyn Fn() -> bool) -> Option<u64> {
     if is_late() {
         return None;
@@ -111,7 +114,7 @@ fn window(lanes: &[Lane], start: u64, end: u64, told: &[Told], is_late: &dyn Fn(
     if told.is_empty() {
         return Some((0..lanes.len()).map(|lane| peaks(lane).iter().max().copied().unwrap_or(0)).sum());
     }
-    // The node of a lane's stretch means "the cut is in this stretch or a later one".
+    // A node of a lane's range means "the cut is in this range or in a later one".
     let mut network = Network::default();
     let (source, sink) = (network.node(), network.node());
     let mut first = Vec::new();
@@ -145,12 +148,12 @@ fn window(lanes: &[Lane], start: u64, end: u64, told: &[Told], is_late: &dyn Fn(
     Some(base + (gain - network.flow(source, sink, is_late)?))
 }
 
-/// A network. Its greatest flow is found by shortest augmenting paths in layers.
+/// A network. Shortest augmenting paths in layers find its greatest flow.
 #[derive(Default)]
 struct Network {
     /// The arcs of each node.
     arcs_of: Vec<Vec<usize>>,
-    /// The target and the room of each arc; an arc and its reverse are neighbours in the list.
+    /// The target and the remaining capacity of each arc. An arc and its reverse are adjacent in the list.
     arcs: Vec<(usize, u64)>,
     layer: Vec<usize>,
     next: Vec<usize>,
@@ -173,7 +176,7 @@ impl Network {
         self.arcs.push((from, 0));
     }
 
-    /// Returns the greatest flow; `None` if the time ran out first.
+    /// Returns the greatest flow; `None` if the time is over before that.
     fn flow(&mut self, source: usize, sink: usize, is_late: &dyn Fn() -> bool) -> Option<u64> {
         let mut total = 0;
         while self.make_layers(source, sink) {
@@ -210,14 +213,14 @@ impl Network {
         self.layer[sink] != usize::MAX
     }
 
-    /// Sends as much as possible along one path to the next layers; returns 0 if there is no path. A path may
-    /// have as many arcs as there are nodes, so it is kept on the heap, not on the thread's stack.
+    /// Sends as much flow as possible along one path to the next layers. Returns 0 if there is no path. A
+    /// path may have as many arcs as there are nodes, so it is kept on the heap, not on the thread's stack.
     fn send(&mut self, source: usize, sink: usize) -> u64 {
         let mut path: Vec<(usize, usize)> = Vec::new();
         let mut node = source;
         while node != sink {
             let Some(&arc) = self.arcs_of[node].get(self.next[node]) else {
-                // Nothing leads on from here: go back, and past the arc that led here.
+                // No arc leads on from this node, so the search goes back along the arc that led here.
                 let Some((before, _)) = path.pop() else { return 0 };
                 self.next[before] += 1;
                 node = before;
@@ -234,7 +237,7 @@ impl Network {
         let sent = path.iter().map(|&(_, arc)| self.arcs[arc].1).min().unwrap_or(0);
         for (_, arc) in path {
             self.arcs[arc].1 -= sent;
-            // An arc without a limit stays unlimited.
+            // An arc without a limit stays without a limit.
             self.arcs[arc ^ 1].1 = self.arcs[arc ^ 1].1.saturating_add(sent);
         }
         sent

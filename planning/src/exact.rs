@@ -1,10 +1,10 @@
-//! Exact search: does a placement of at most this height exist?
+//! Exact search: finds out whether a placement of at most this height exists.
 //!
-//! A placement can be built block by block in the order of offsets: each block is dropped onto the blocks
-//! below it. The search goes depth first over these orders. It skips orders that differ only in the sequence
-//! of equal choices. It also skips drops of a block onto a gap that another whole block fits into. And it
-//! skips states in which a section has more left to place than room. If no remaining block crosses a section,
-//! the two sides are searched separately.
+//! A placement can be built block by block in the order of offsets. Each block is dropped onto the blocks
+//! below it. The search tries these orders depth first. It skips orders that differ only in the sequence of
+//! equal choices. It skips drops of a block onto a gap that another whole block fits into. It also skips
+//! states in which the blocks that remain for a section exceed its room. If no remaining block crosses a
+//! section, the blocks before and after it are searched separately.
 
 use std::collections::HashMap;
 
@@ -14,21 +14,21 @@ use crate::random::Random;
 /// How a search ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Outcome {
-    /// A placement with these offsets.
+    /// The search found a placement with these offsets.
     Found(Vec<u64>),
-    /// No placement is that low.
+    /// No placement has at most this height.
     Impossible,
-    /// The nodes are used up, or the caller asked to stop.
+    /// All nodes are used up, or the caller asked the search to stop.
     Unknown,
 }
 
 /// The number of preference orders without randomness.
 pub(crate) const ORDERS: usize = 6;
 
-/// The words that remembered failures can take.
+/// The most words of memory for stored failures.
 const FAILURES: usize = 8 << 20;
 
-/// The most failures that are remembered for the same set of blocks: each lookup compares all of them.
+/// The most failures that are stored for the same set of blocks. Each lookup compares all of them.
 const SAME: usize = 8;
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -38,10 +38,11 @@ enum Ended {
     Stopped,
 }
 
-/// A failed state for a set of remaining blocks. Any state with floors at least as high fails too.
+/// A failed state for a set of remaining blocks. Any other state whose floors are at least as high fails,
+/// too.
 struct Failure {
     floors: Vec<u64>,
-    /// Only offsets at or above this one were tried. Ranks change, so equal offsets say nothing.
+    /// Only offsets at or above this offset were tried. Ranks change, so equal offsets show nothing.
     after: u64,
 }
 
@@ -178,7 +179,7 @@ impl<'a> Exact<'a> {
         (0..blocks).map(|_| (shake(), shake())).collect()
     }
 
-    /// Searches each part separately: no remaining block crosses from one part to another. The blocks are in
+    /// Searches each part separately. No remaining block crosses from one part to another. The blocks are in
     /// the order of births.
     fn parts(&mut self, blocks: Vec<u32>, after: (u64, u32)) -> Ended {
         let mut parts: Vec<Vec<u32>> = Vec::new();
@@ -198,7 +199,7 @@ impl<'a> Exact<'a> {
         // The tightest part comes first, because it fails soonest.
         parts.sort_by_cached_key(|part| part.iter().map(|&index| self.slack(index)).min());
         for (number, part) in parts.iter().enumerate() {
-            // The remaining blocks get a new order of preference, and offsets start again.
+            // The remaining blocks get a new order of preference, and their offsets start again.
             let ranks: Vec<u32> = part.iter().map(|&index| self.rank[index as usize]).collect();
             self.rank(part);
             let ended = self.remembered(part, (0, 0));
@@ -224,10 +225,10 @@ impl<'a> Exact<'a> {
         (self.instance.birth[index] as usize, self.instance.death[index] as usize)
     }
 
-    /// Searches a part unless a state that was no worse has failed.
+    /// Searches a part, unless a state that was no worse has failed.
     fn remembered(&mut self, part: &[u32], after: (u64, u32)) -> Ended {
         if let [index] = *part {
-            // The block hinders no other, so it needs no turn in the order of offsets.
+            // The block hinders no other block, so it needs no position in the order of offsets.
             let index = index as usize;
             self.offsets[index] = self.lowest[index];
             let (birth, death) = self.span(index);
@@ -262,7 +263,7 @@ impl<'a> Exact<'a> {
         ended
     }
 
-    /// Tries each block of a part as the next one, at or above the last block's offset.
+    /// Tries each block of a part as the next block, at or above the previous block's offset.
     fn drop_one(&mut self, part: &[u32], after: (u64, u32)) -> Ended {
         if part.is_empty() {
             return Ended::Found;
@@ -292,8 +293,8 @@ impl<'a> Exact<'a> {
                 return ended;
             }
             self.undo(index as usize, marks);
-            // A block that raised no other block is never in the way: if the search failed with it, it fails
-            // without it.
+            // If a block raised no other block, it is never in the way. If the search failed with it, it also
+            // fails without it.
             if ended == Ended::Stopped || !hinders {
                 return ended;
             }
@@ -301,7 +302,7 @@ impl<'a> Exact<'a> {
         Ended::Failed
     }
 
-    /// Places a block; returns `false` if that makes some section of the part too full.
+    /// Places a block. Returns `false` if this makes some section of the part too full.
     fn place(&mut self, index: usize, offset: u64, part: &[u32]) -> bool {
         let size = self.instance.size[index];
         let top = offset + size;
@@ -331,7 +332,7 @@ impl<'a> Exact<'a> {
                 }
             }
         }
-        // All blocks placed from now on lie at `offset` or above.
+        // All blocks that are placed from now on lie at `offset` or above.
         part.iter().all(|&other| {
             let (birth, death) = self.span(other as usize);
             let rest = &self.rest[birth..death];
@@ -340,7 +341,7 @@ impl<'a> Exact<'a> {
         })
     }
 
-    /// Raises the conflicts of a placed block to its top, and marks their sections.
+    /// Raises the blocks that conflict with a placed block to its top, and marks their sections.
     fn raise(&mut self, index: usize, top: u64) {
         self.touched.clear();
         self.stamp += 1;

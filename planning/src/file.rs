@@ -1,4 +1,4 @@
-//! The plan of a program as text.
+//! The plan of a program, as text.
 //!
 //! ```text
 //! millpond plan 1
@@ -25,7 +25,7 @@ use crate::program::{
     ProgramPlanError, check,
 };
 
-/// The longest line that is read, in bytes. A row of four 64-bit numbers has 83.
+/// The longest line that is read, in bytes. A row of four 64-bit numbers has 83 bytes.
 const LONGEST_LINE: u64 = 100;
 
 const VERSION: &str = "1";
@@ -41,11 +41,11 @@ const AFTER_LANES: usize = 5;
 impl ProgramPlan {
     /// Reads a plan that was written as text.
     ///
-    /// Reading a wrong text takes no more time than reading a valid text of this length. It takes at most
+    /// Reading a wrong text takes no more time than reading a valid text of the same length. It needs at most
     /// about 200 bytes of memory for each line. At most [`MOST_ALLOCATIONS`] rows are read.
     ///
     /// # Errors
-    /// The first wrong line, with the reason.
+    /// Returns an error about the first wrong line, with the reason.
     ///
     /// ```
     /// use millpond_planning::ProgramPlan;
@@ -80,7 +80,7 @@ impl<R: BufRead> Lines<R> {
         wrong(self.number, what.as_ref())
     }
 
-    /// Returns the next line without its end; `None` at the end of the text.
+    /// Returns the next line without its line end; `None` at the end of the text.
     fn next(&mut self) -> Result<Option<&str>, ProgramPlanError> {
         self.number += 1;
         self.line.clear();
@@ -94,14 +94,14 @@ impl<R: BufRead> Lines<R> {
             return Err(self.wrong(if is_long {
                 "the line is too long"
             } else {
-                "the file is cut short here"
+                "the file is truncated here"
             }));
         }
         let line = str::from_utf8(&self.line);
         Ok(Some(line.map_err(|_| wrong(self.number, "the line is not UTF-8 text"))?))
     }
 
-    /// Returns the value of the next line, which begins with `key`.
+    /// Returns the value in the next line, which begins with `key`.
     fn field(&mut self, key: &str) -> Result<String, ProgramPlanError> {
         let found = self.next()?.map(|line| line.split_once(' ').filter(|(word, _)| *word == key));
         match found {
@@ -111,13 +111,13 @@ impl<R: BufRead> Lines<R> {
         }
     }
 
-    /// Returns the number of the next line, which begins with `key`.
+    /// Returns the number in the next line, which begins with `key`.
     fn number(&mut self, key: &str) -> Result<u64, ProgramPlanError> {
         let value = self.field(key)?;
         number(&value).map_err(|what| self.wrong(what))
     }
 
-    /// Returns the count of the next line, which begins with `key`; at most `most`.
+    /// Returns the count in the next line, which begins with `key`. The count is at most `most`.
     fn count(&mut self, key: &str, most: usize) -> Result<usize, ProgramPlanError> {
         let value = self.number(key)?;
         let count = usize::try_from(value).ok().filter(|count| *count <= most);
@@ -157,7 +157,9 @@ fn parts<R: BufRead>(lines: &mut Lines<R>) -> Result<PlanParts, ProgramPlanError
     let (ratio, expected) = (lines.field("ratio")?, format!("{:.5}", parts.ratio()));
     if ratio != expected {
         let ratio = ratio.escape_debug();
-        return Err(lines.wrong(format!("the ratio is {ratio}, but lanes divided by bound are {expected}")));
+        return Err(
+            lines.wrong(format!("the ratio is {ratio}, but the lanes divided by the bound are {expected}"))
+        );
     }
     parts.beside = lines.number("beside")?;
     let count = lines.count("allocations", MOST_ALLOCATIONS)?;
@@ -173,7 +175,7 @@ fn parts<R: BufRead>(lines: &mut Lines<R>) -> Result<PlanParts, ProgramPlanError
     }
     match lines.next()? {
         None => Ok(parts),
-        Some(_) => Err(lines.wrong(format!("the file goes on after its {count} allocations"))),
+        Some(_) => Err(lines.wrong(format!("the file continues after its {count} allocations"))),
     }
 }
 
@@ -194,11 +196,14 @@ fn log_hash(text: &str) -> Option<LogHash> {
 fn allocation(row: &str) -> Result<PlannedAllocation, String> {
     let fields: Vec<&str> = row.split(' ').collect();
     let [bytes, stream, life, offset] = fields[..] else {
-        return Err(format!("the line has {} words, not the 4 of `{COLUMNS}`", fields.len()));
+        return Err(format!(
+            "the line has {} words, but it should have the 4 words of `{COLUMNS}`",
+            fields.len()
+        ));
     };
     let slot = match (life, offset) {
         ("-", "-") => None,
-        ("-", _) | (_, "-") => return Err("life and offset must both be `-`, or neither".to_owned()),
+        ("-", _) | (_, "-") => return Err("life and offset must both be `-`, or both be numbers".to_owned()),
         _ => {
             let life = u32::try_from(number(life)?).ok().and_then(|life| life.try_into().ok());
             let life = life.ok_or("a life must be at least 1 and fit into 32 bits")?;

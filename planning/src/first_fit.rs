@@ -1,12 +1,12 @@
-//! First fit: places blocks in the order of a key, each in the lowest gap between the placed blocks in its
-//! way.
+//! First fit: places blocks in the order of a key. Each block goes into the lowest gap between the placed
+//! blocks that conflict with it.
 
 use std::cmp::Reverse;
 
 use crate::instance::{Instance, UNPLACED};
 use crate::skyline;
 
-/// Places all blocks, larger keys first. `None` if `stop` ends it early.
+/// Places all blocks, the largest key first. Returns `None` if `stop` ends the placement early.
 pub(crate) fn first_fit(instance: &Instance, key: usize, stop: &dyn Fn() -> bool) -> Option<Vec<u64>> {
     let keys = skyline::keys(instance, key);
     let mut order: Vec<usize> = (0..instance.len()).collect();

@@ -1,9 +1,9 @@
-//! The searches' view of a problem: sizes in units of the problem, and the conflicts of blocks.
+//! The problem in the form that searches use: sizes in units of the problem, and the conflicts of blocks.
 
 use crate::clocks::{Clocks, number_streams};
 use crate::{Block, Problem};
 
-/// Stands for the height, in units of the problem, of a block that is not placed.
+/// The value that stands for the height of a block that is not placed.
 pub(crate) const UNPLACED: u64 = u64::MAX;
 
 /// The nonempty blocks of a problem, sorted by stream and birth.
@@ -11,14 +11,14 @@ pub(crate) const UNPLACED: u64 = u64::MAX;
 pub(crate) struct Instance {
     /// The block's index in the problem.
     pub(crate) ids: Vec<u32>,
-    /// The size in units of the problem.
+    /// The size of each block in units of the problem.
     pub(crate) size: Vec<u64>,
     pub(crate) birth: Vec<u64>,
     pub(crate) death: Vec<u64>,
-    /// How long the block lives, in positions of the log.
+    /// The lifetime of each block, in positions of the log.
     pub(crate) life: Vec<u64>,
     lanes: Vec<Lane>,
-    /// By block and lane: the positions in which the lane's blocks conflict with the block. Empty with one
+    /// The positions in which a lane's blocks conflict with a block, by block and lane. Empty if there is one
     /// lane.
     windows: Vec<(u64, u64)>,
 }
@@ -28,14 +28,14 @@ pub(crate) struct Instance {
 struct Lane {
     start: usize,
     end: usize,
-    /// A complete binary tree over the lane's blocks: the last death below each node.
+    /// A complete binary tree over the lane's blocks. Each node has the last death below it.
     last_death: Vec<u64>,
     leaves: usize,
 }
 
 impl Instance {
     /// Puts all blocks in one lane. Births and deaths become numbers of sections. A section is a maximal set
-    /// of blocks that are live together, so two blocks share a section exactly if their lives overlap.
+    /// of blocks that are live together. So two blocks share a section exactly if their lifetimes overlap.
     pub(crate) fn one_lane(problem: &Problem, ids: impl Iterator<Item = u32>) -> Self {
         let blocks = problem.blocks();
         let ids: Vec<u32> = ids.filter(|&id| blocks[id as usize].size > 0).collect();
@@ -66,7 +66,7 @@ impl Instance {
         instance
     }
 
-    /// Puts each stream in its own lane, with the orders of the problem between them.
+    /// Puts each stream in its own lane, with the orders of the problem between the lanes.
     pub(crate) fn by_stream(problem: &Problem) -> Self {
         let blocks = problem.blocks();
         let numbers = number_streams(blocks);
@@ -114,17 +114,17 @@ impl Instance {
         self.lanes.len() == 1
     }
 
-    /// Returns the number of sections; with one lane only.
+    /// Returns the number of sections. Only for one lane.
     pub(crate) fn sections(&self) -> usize {
         self.death.iter().max().map_or(0, |&last| last as usize)
     }
 
-    /// Returns the largest sum of sizes of blocks that are live together; with one lane only.
+    /// Returns the largest sum of sizes of blocks that are live together. Only for one lane.
     pub(crate) fn load(&self) -> u64 {
         self.loads().into_iter().max().unwrap_or(0)
     }
 
-    /// Returns the sum of sizes of the blocks in each section; with one lane only.
+    /// Returns the sum of sizes of the blocks in each section. Only for one lane.
     pub(crate) fn loads(&self) -> Vec<u64> {
         let mut change = vec![0u64; self.sections() + 1];
         for index in 0..self.len() {
@@ -178,7 +178,7 @@ impl Lane {
         Self { start, end: start + deaths.len(), last_death, leaves }
     }
 
-    /// Visits the blocks before `end` that die after `position`.
+    /// Calls `visit` for the blocks before `end` that die after `position`.
     fn live_after(&self, position: u64, end: usize, visit: &mut impl FnMut(usize)) {
         // Each level below the root adds one waiting node, and a tree has fewer than 64 levels.
         let mut waiting = [(0usize, 0usize, 0usize); 64];

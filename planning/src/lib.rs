@@ -1,7 +1,7 @@
-//! Offline placement of memory blocks: the least memory that a program needs, and an address for each of its
-//! blocks.
+//! Offline placement of memory blocks. It computes the least memory that a program needs, and an address for
+//! each of the program's blocks.
 //!
-//! This crate has no device, no driver, and no dependency on other millpond crates.
+//! This crate uses no device and no driver, and depends on no other millpond crate.
 //!
 //! | item | purpose |
 //! |---|---|
@@ -28,17 +28,19 @@
 //! ```
 //!
 //! # How it plans
-//! 1. The planner cuts the log into pieces where no block is live. Blocks that live through a whole piece are
-//!    placed at the bottom. The planner then cuts the rest of the piece in the same way.
+//! 1. The planner cuts the log into pieces at the positions where no block is live. A block that lives
+//!    through a whole piece is placed at the bottom. The planner then cuts the rest of the piece in the same
+//!    way.
 //! 2. A skyline method places the blocks of each piece from the bottom up. It tries five orders of the blocks
-//!    at once. For training and decoding loops, this usually reaches the bound.
-//! 3. A search improves the highest piece in rounds, until the piece reaches its bound. A round removes some
-//!    blocks, and places them again below a lower limit. For pieces of up to 1500 blocks, an exact search
-//!    also runs. It can prove that no lower placement exists.
+//!    at the same time. For training and decoding loops, this usually reaches the lower bound.
+//! 3. A search improves the highest piece in rounds, until the piece reaches its lower bound. A round removes
+//!    some blocks, and places them again below a lower height. For pieces of up to 1500 blocks, an exact
+//!    search also runs. It can prove that no lower placement exists.
 //!
-//! A round gives each worker a fixed amount of work, whatever the number of cores. So the seed alone decides
-//! the result, unless [`Options::time`] ends the search first. [`Plan::timed_out`] says whether it did.
-//! If the time ends before the first skyline of a large problem, best fit places its blocks.
+//! A round gives each worker a fixed amount of work, whatever the number of cores. So the result depends only
+//! on the seed, unless [`Options::time`] ends the search first. [`Plan::timed_out`] says whether this
+//! happened. If the time ends before the first skyline of a large problem, best fit places the blocks of this
+//! problem.
 
 mod best_fit;
 mod bounds;

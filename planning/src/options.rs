@@ -14,16 +14,16 @@ use std::time::Duration;
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Options {
-    /// The time after which the search stops with its best placement. Sorting the blocks and a best fit
-    /// always finish, and so does the first skyline of at most 16,384 blocks.
+    /// The time after which the search stops and returns its best placement. Three steps always finish:
+    /// sorting the blocks, a best fit, and the first skyline of at most 16,384 blocks.
     pub time: Duration,
-    /// The most rounds of search, after the first placements, for one piece of the problem. If there is time
-    /// for all rounds, the result depends on the seed alone.
+    /// The most rounds of search for one piece of the problem, after the first placements. If there is time
+    /// for all rounds, the result depends only on the seed.
     pub rounds: u32,
     /// The seed of the search's random choices.
     pub seed: u64,
-    /// The number of threads; 0 means one for each core. It does not change the result if there is time for
-    /// all rounds.
+    /// The number of threads; 0 means one thread for each core. If there is time for all rounds, the number
+    /// does not change the result.
     pub threads: usize,
 }
 
@@ -35,21 +35,21 @@ impl Options {
         self
     }
 
-    /// Sets the most rounds for one piece of the problem.
+    /// Sets the most rounds of search for one piece of the problem.
     #[must_use]
     pub fn rounds(mut self, rounds: u32) -> Self {
         self.rounds = rounds;
         self
     }
 
-    /// Sets the seed.
+    /// Sets the seed of the random choices.
     #[must_use]
     pub fn seed(mut self, seed: u64) -> Self {
         self.seed = seed;
         self
     }
 
-    /// Sets the number of threads; 0 means one for each core.
+    /// Sets the number of threads; 0 means one thread for each core.
     #[must_use]
     pub fn threads(mut self, threads: usize) -> Self {
         self.threads = threads;
@@ -58,7 +58,7 @@ impl Options {
 }
 
 impl Default for Options {
-    /// Returns 30 seconds, 200 rounds, all cores.
+    /// Returns the default options: 30 seconds, 200 rounds, one thread for each core.
     fn default() -> Self {
         Self { time: Duration::from_secs(30), rounds: 200, seed: 0, threads: 0 }
     }

@@ -1,19 +1,20 @@
-//! Runs numbered tasks on all cores, with the same result on any number of cores.
+//! Runs numbered tasks on all cores. The result is the same on any number of cores.
 
 use std::num::NonZeroUsize;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::thread;
 
-/// The stack size of a thread. The exact search nests once for each block.
+/// The stack size of a thread in bytes. The exact search nests once for each block.
 const STACK_BYTES: usize = 64 << 20;
 
-/// Returns the number of threads for `asked`; 0 asks for one thread for each core.
+/// Returns the number of threads to use; if `asked` is 0, one thread for each core.
 pub(crate) fn threads(asked: usize) -> usize {
     if asked > 0 { asked } else { thread::available_parallelism().map_or(1, NonZeroUsize::get) }
 }
 
-/// Runs the tasks `0..tasks` and returns their results by number. Tasks begin in the order of their numbers.
+/// Runs the tasks `0..tasks`, and returns their results by number. The tasks begin in the order of their
+/// numbers.
 pub(crate) fn run<T: Send>(threads: usize, tasks: usize, task: impl Fn(usize) -> T + Sync) -> Vec<T> {
     let next = AtomicUsize::new(0);
     let results = Mutex::new(Vec::with_capacity(tasks));
@@ -41,8 +42,8 @@ pub(crate) fn run<T: Send>(threads: usize, tasks: usize, task: impl Fn(usize) ->
     results.into_iter().map(|(_, result)| result).collect()
 }
 
-/// When a task reaches the goal, ends the tasks with higher numbers. Tasks with lower numbers continue, so
-/// the result does not depend on which task was faster.
+/// If a task reaches the goal, ends the tasks with higher numbers. Tasks with lower numbers continue, so the
+/// result does not depend on which task was faster.
 #[derive(Debug)]
 pub(crate) struct Race(AtomicUsize);
 

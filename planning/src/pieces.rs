@@ -3,20 +3,21 @@
 use crate::Problem;
 use crate::instance::Instance;
 
-/// A piece, and its base in units.
+/// A piece of the problem, and its base in units.
 pub(crate) type Part = (Instance, u64);
 
-/// How often each block is examined, on average, before the rest is planned undivided. Each time a piece
-/// falls apart, its blocks are sorted again, and blocks may be nested as deep as there are blocks.
+/// How often each block is examined, on average. After that, the rest is planned undivided. Each time a piece
+/// is divided, its blocks are sorted again, and blocks may be nested as deep as there are blocks.
 const LOOKS: usize = 64;
 
-/// Returns the placement of the blocks that outlive their piece, by id in the problem, and the pieces above
-/// them.
+/// Returns the placement of the blocks that live through their piece, by their ids in the problem. Also
+/// returns the pieces above these blocks.
 ///
-/// A block that is live through a whole piece can lie at the bottom without loss: every other block of the
-/// piece conflicts with it. The rest may fall into pieces with no live block between them, and so on.
+/// If a block is live through a whole piece, it can lie at the bottom without loss, because every other block
+/// of the piece conflicts with it. The rest of the piece may have positions where no block is live, and is
+/// divided in the same way.
 ///
-/// Once it is late, the rest stays undivided.
+/// When the time is over, the rest stays undivided.
 pub(crate) fn divide(
     problem: &Problem,
     ids: Vec<u32>,
@@ -32,7 +33,7 @@ pub(crate) fn divide(
         let instance = Instance::one_lane(problem, ids.into_iter());
         let rest = Rest::of(&instance);
         let mut first = 0;
-        // The first block is the one that began first and lives longest: only it can outlive the rest.
+        // The first block began first and lives longest, so only this block can live through the piece.
         while !is_last_look
             && first < instance.len()
             && rest.pieces[first] == 1
@@ -61,16 +62,16 @@ pub(crate) fn divide(
 
 /// For each block in the order of births: the rest of an instance from this block on.
 struct Rest {
-    /// The number of pieces.
+    /// The number of pieces in the rest.
     pieces: Vec<usize>,
-    /// The last death.
+    /// The last death in the rest.
     end: Vec<u64>,
 }
 
 impl Rest {
     fn of(instance: &Instance) -> Self {
         let mut rest = Self { pieces: vec![0; instance.len()], end: vec![0; instance.len()] };
-        // The births and the ends of the pieces, the first piece last.
+        // The births and the ends of the pieces. The first piece is the last entry.
         let mut open: Vec<(u64, u64)> = Vec::new();
         let mut last = 0;
         for index in (0..instance.len()).rev() {

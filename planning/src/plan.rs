@@ -1,9 +1,9 @@
-//! The public planner: makes a plan, and tells whether a capacity suffices.
+//! The public planner. It makes a plan, and answers whether a capacity suffices.
 
 use crate::run::Search;
 use crate::{Bounds, Options, Problem, bounds, streams};
 
-/// A placement and its proved bound.
+/// A placement of blocks, and a proved lower bound for its height.
 ///
 /// ```
 /// use millpond_planning::{Block, Options, Problem, plan};
@@ -20,19 +20,20 @@ use crate::{Bounds, Options, Problem, bounds, streams};
 pub struct Plan {
     /// The offset of each block in bytes, in the order of [`Problem::blocks`]; 0 for a block of 0 bytes.
     pub offsets: Vec<u64>,
-    /// The end of the highest block in bytes, its size rounded up to the alignment.
+    /// The height of the placement in bytes: the end of its highest block, whose size is rounded up to the
+    /// alignment.
     pub height: u64,
-    /// The proved lower bound in bytes: [`Bounds::bytes`], or more if an exact search proved more.
+    /// The proved lower bound in bytes. It is [`Bounds::bytes`], or more if an exact search proved more.
     pub bound: u64,
     /// The bounds that were computed before the search.
     pub bounds: Bounds,
-    /// Whether the time ran out. Then another run may find another placement.
+    /// Whether the search ended because the time was over. Another run may then find another placement.
     pub timed_out: bool,
 }
 
 impl Plan {
-    /// Returns the height divided by the bound. If the result is 1, no placement is lower. It is 1 if there
-    /// are no blocks.
+    /// Returns the height divided by the bound. If the result is 1, no placement is lower. The result is 1 if
+    /// there are no blocks.
     #[must_use]
     pub fn ratio(&self) -> f64 {
         if self.bound == 0 { 1.0 } else { self.height as f64 / self.bound as f64 }
@@ -58,21 +59,21 @@ impl Plan {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[expect(clippy::exhaustive_enums, reason = "there is no fourth answer")]
 pub enum Fit {
-    /// This plan's height is at most the capacity.
+    /// The height of this plan is at most the capacity.
     Fits(Plan),
-    /// No placement fits: every placement takes at least `bound` bytes.
+    /// No placement fits into the capacity: every placement needs at least `bound` bytes.
     Impossible {
-        /// The bound in bytes, which exceeds the capacity.
+        /// The lower bound in bytes, which exceeds the capacity.
         bound: u64,
     },
-    /// The search found neither a placement that fits nor a proof that none exists. This is the lowest plan
-    /// that it found.
+    /// The search found neither a placement that fits, nor a proof that none exists. The value is the lowest
+    /// plan that the search found.
     Unknown(Plan),
 }
 
 /// Places the blocks of a problem as low as possible.
 ///
-/// The search ends when the height equals the bound, or when `options` end it.
+/// The search ends when the height equals the bound, or when `options` end the search.
 #[must_use]
 pub fn plan(problem: &Problem, options: &Options) -> Plan {
     let search = Search::new(options);

@@ -1,4 +1,4 @@
-//! The input: blocks, their alignment, and the orders between streams.
+//! The input of the planner: blocks, their alignment, and the orders between streams.
 
 use std::error::Error;
 use std::fmt;
@@ -17,18 +17,19 @@ use std::fmt;
 pub struct Block {
     /// The position at which the block is allocated, for example the line number in the log.
     pub birth: u64,
-    /// The position at which the block is freed: it is live in `birth..death`.
+    /// The position at which the block is freed. The block is live in `birth..death`.
     pub death: u64,
-    /// The size in bytes. A block of 0 bytes takes no space.
+    /// The size in bytes. A block of 0 bytes needs no space.
     pub size: u64,
-    /// The stream that uses the block. Ignored in host order.
+    /// The stream that uses the block. It is ignored in host order.
     pub stream: u64,
 }
 
-/// A point of the log at which work of one stream is ordered before later work of other streams.
+/// A position in the log at which work of one stream is ordered before later work of other streams.
 ///
-/// A free at position `d` is ordered before an allocation of another stream at position `b` if such points
-/// lead from the first stream to the second. Only points from `d` to `b`, both included, count.
+/// A free at position `d` is ordered before an allocation of another stream at position `b`, if such orders
+/// lead from the first stream to the other. Only orders from position `d` to position `b`, both included,
+/// count.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Order {
@@ -37,7 +38,7 @@ pub enum Order {
         /// The position of the wait.
         at: u64,
     },
-    /// The host waits for all work of one stream. Work that the host enqueues later, on any stream, comes
+    /// The host waits for all work of one stream. Work that the host enqueues later, on any stream, runs
     /// after that work.
     Stream {
         /// The position of the wait.
@@ -53,7 +54,7 @@ pub enum Order {
         waited: u64,
         /// The stream that recorded the event.
         from: u64,
-        /// The stream that waits.
+        /// The stream that the host waits for.
         to: u64,
     },
 }
@@ -69,14 +70,14 @@ impl Order {
     }
 }
 
-/// Blocks to place in one range of addresses.
+/// Blocks that are to be placed in one range of addresses.
 ///
-/// Two blocks conflict, and may not share an address, if both are live at one position. In a stream-safe
-/// problem, two blocks of different streams can also conflict if one dies before the other is born. They
-/// conflict unless an [`Order`] between the two leads from the first block's stream to the other block's
-/// stream. Without any order, blocks of different streams never share an address.
+/// Two blocks conflict if both are live at one position. Blocks that conflict may not share an address. In a
+/// stream-safe problem, two blocks of different streams can also conflict if one dies before the other is
+/// born. They conflict unless an [`Order`] between the two positions leads from the first block's stream to
+/// the other block's stream. If there are no orders, blocks of different streams never share an address.
 ///
-/// Each block takes its size rounded up to the alignment, and begins at a multiple of the alignment.
+/// Each block uses its size rounded up to the alignment, and begins at a multiple of the alignment.
 ///
 /// ```
 /// use millpond_planning::{Block, Order, Problem, bounds};
@@ -107,7 +108,8 @@ impl Problem {
     /// Use this for a program with one stream, or for a program that orders its streams before each reuse.
     ///
     /// # Errors
-    /// If the alignment is 0, a block does not die after its birth, or the sum of sizes exceeds `u64`.
+    /// Returns an error if the alignment is 0, if a block does not die after its birth, or if the sum of
+    /// sizes exceeds `u64`.
     pub fn new(blocks: Vec<Block>, alignment: u64) -> Result<Self, ProblemError> {
         Self::checked(blocks, alignment, None)
     }
@@ -115,7 +117,7 @@ impl Problem {
     /// Makes a problem in which blocks of different streams share addresses only if `orders` allow it.
     ///
     /// # Errors
-    /// The errors of [`new`](Self::new), and an error if a wait for an event comes before its record.
+    /// Returns the errors of [`new`](Self::new), and an error if a wait for an event comes before its record.
     pub fn stream_safe(
         blocks: Vec<Block>,
         alignment: u64,
@@ -164,8 +166,9 @@ impl Problem {
         self.alignment
     }
 
-    /// Returns the greatest common divisor of all sizes, rounded up to the alignment. Some lowest placement
-    /// has only multiples of it as offsets: blocks that drop as low as they can lie at sums of sizes.
+    /// Returns the greatest common divisor of all sizes, which are rounded up to the alignment. Some lowest
+    /// placement uses only multiples of this number as offsets, because blocks that drop as low as they can
+    /// lie at sums of sizes.
     pub(crate) fn unit(&self) -> u64 {
         self.unit
     }
@@ -184,19 +187,19 @@ pub(crate) fn greatest_common_divisor(mut a: u64, mut b: u64) -> u64 {
     a
 }
 
-/// The reason why blocks do not form a problem.
+/// The reason why a list of blocks is not a valid problem.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ProblemError {
-    /// Offsets cannot be multiples of 0.
+    /// The alignment is 0, but offsets cannot be multiples of 0.
     ZeroAlignment,
-    /// A block is never live.
+    /// A block is never live, because it does not die after its birth.
     NeverLive {
         /// The block's index in the list.
         index: usize,
-        /// Its birth.
+        /// The position of the block's birth.
         birth: u64,
-        /// Its death.
+        /// The position of the block's death.
         death: u64,
     },
     /// A wait for an event comes before the event's record.
@@ -208,14 +211,14 @@ pub enum ProblemError {
         /// The position of the wait.
         waited: u64,
     },
-    /// More than 2^32 - 1 blocks, or more than 2^64 - 1 bytes in all blocks together.
+    /// There are more than 2^32 - 1 blocks, or all blocks together have more than 2^64 - 1 bytes.
     TooLarge,
 }
 
 impl fmt::Display for ProblemError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::ZeroAlignment => f.write_str("the alignment is 0; use 1 for none"),
+            Self::ZeroAlignment => f.write_str("the alignment is 0; write 1 for no alignment"),
             Self::NeverLive { index, birth, death } => {
                 write!(f, "block {index} is born at {birth} and dies at {death}; it must die after its birth")
             }

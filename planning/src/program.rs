@@ -1,4 +1,4 @@
-//! The plan of a program: its allocations in order, and the place of each block.
+//! The plan of a program: its allocations in order, and the address range of each block.
 
 use std::error::Error;
 use std::fmt;
@@ -31,18 +31,19 @@ impl fmt::Display for LogHash {
 pub struct PlannedAllocation {
     /// The size in bytes, a multiple of the plan's alignment.
     pub bytes: u64,
-    /// The number of the stream. Streams are numbered by their first allocation, from 0.
+    /// The number of the stream. Streams are numbered from 0, in the order of their first allocations.
     pub stream: u32,
-    /// The block's place in the memory of its stream; `None` if the plan has no place for the block.
+    /// The address range of the block in the memory of its stream; `None` if the plan leaves the block out.
     pub slot: Option<PlannedSlot>,
 }
 
-/// The place and the life of a block of a [`ProgramPlan`].
+/// The address range and the lifetime of a block in a [`ProgramPlan`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[expect(clippy::exhaustive_structs, reason = "a plan needs each part")]
 pub struct PlannedSlot {
-    /// The number of allocations from this one up to the block's deallocation, including this one. If the
-    /// block lives into the next pass of the program, it keeps its bytes for a whole pass.
+    /// The lifetime of the block as a number of allocations, from this allocation up to the block's
+    /// deallocation. This allocation counts. If the block lives into the next pass of the program, it keeps
+    /// its bytes for a whole pass.
     pub life: NonZeroU32,
     /// The distance from the start of the stream's memory, in bytes.
     pub offset: u64,
@@ -52,30 +53,30 @@ pub struct PlannedSlot {
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[expect(clippy::exhaustive_structs, reason = "a plan needs each part")]
 pub struct PlanParts {
-    /// The log that the plan was made from.
+    /// The hash of the log that the plan was made from.
     pub log: LogHash,
-    /// All sizes and offsets are multiples of this, in bytes.
+    /// The alignment in bytes. All sizes and offsets are multiples of it.
     pub alignment: u64,
-    /// The bytes of each stream's memory, which no other stream uses.
+    /// The bytes of each stream's memory. No other stream uses this memory.
     pub lanes: Vec<u64>,
-    /// The lower bound in bytes: no placement of the same blocks takes fewer bytes, if each stream has its
-    /// own memory.
+    /// The lower bound in bytes. If each stream has its own memory, no placement of the same blocks needs
+    /// fewer bytes.
     pub bound: u64,
-    /// The most bytes that are live at one time in blocks without a slot.
+    /// The most bytes of blocks without a slot that are live at one time.
     pub beside: u64,
     /// The allocations, in the order of the program.
     pub allocations: Vec<PlannedAllocation>,
 }
 
 impl PlanParts {
-    /// Returns the bytes of all lanes.
+    /// Returns the sum of the bytes of all lanes.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.lanes.iter().fold(0, |sum, lane| sum.saturating_add(*lane))
     }
 
-    /// Returns the bytes of all lanes divided by the bound. If the result is 1, no placement takes fewer
-    /// bytes. It is 1 if there are no blocks.
+    /// Returns the bytes of all lanes divided by the bound. If the result is 1, no placement needs fewer
+    /// bytes. The result is 1 if there are no blocks.
     #[must_use]
     pub fn ratio(&self) -> f64 {
         if self.bound == 0 { 1.0 } else { self.bytes() as f64 / self.bound as f64 }
@@ -85,8 +86,7 @@ impl PlanParts {
 /// A plan for a program that makes the same allocations in each run.
 ///
 /// A plan is consistent: if the program's blocks live as long as the plan says, no two blocks share bytes
-/// while both are in use. A plan is written as text ([`Display`](fmt::Display)) and read by
-/// [`read`](Self::read).
+/// while both are in use. [`Display`](fmt::Display) writes a plan as text, and [`read`](Self::read) reads it.
 ///
 /// ```
 /// use millpond_planning::{LogHash, PlanParts, PlannedAllocation, PlannedSlot, ProgramPlan};
@@ -110,13 +110,14 @@ impl PlanParts {
 pub struct ProgramPlan(pub(crate) PlanParts);
 
 impl ProgramPlan {
-    /// Checks the parts of a plan.
+    /// Checks the parts of a plan, and makes the plan.
     ///
     /// # Errors
-    /// The first wrong allocation, with the reason: a size or an offset that is not a multiple of the
-    /// alignment, a block that ends outside of its lane or shares bytes with another block, or streams that
-    /// are not numbered by their first allocation. Also an error if no allocation has a slot, or if there are
-    /// more than [`MOST_ALLOCATIONS`] allocations or [`MOST_STREAMS`] streams.
+    /// Returns an error about the first wrong allocation, with the reason. The reasons are: a size or an
+    /// offset is not a multiple of the alignment; a block ends outside of its lane; a block shares bytes with
+    /// another block; streams are not numbered by their first allocation. Also returns an error if no
+    /// allocation has a slot, or if there are more than [`MOST_ALLOCATIONS`] allocations or [`MOST_STREAMS`]
+    /// streams.
     pub fn new(parts: PlanParts) -> Result<Self, ProgramPlanError> {
         let checked = check(&parts);
         checked.map(|()| Self(parts)).map_err(|Defect { allocation, what }| {
@@ -146,7 +147,7 @@ impl fmt::Display for ProgramPlanError {
 
 impl Error for ProgramPlanError {}
 
-/// A mistake in a plan, and its allocation.
+/// A mistake in a plan, and the allocation that has it.
 pub(crate) struct Defect {
     pub(crate) allocation: Option<usize>,
     pub(crate) what: String,
@@ -166,7 +167,7 @@ impl Defect {
 pub(crate) fn check(parts: &PlanParts) -> Result<(), Defect> {
     let PlanParts { alignment, lanes, bound, allocations, .. } = parts;
     if *alignment == 0 {
-        return Err(Defect::of_all("the alignment is 0; use 1 for none"));
+        return Err(Defect::of_all("the alignment is 0; write 1 for no alignment"));
     }
     if lanes.len() > MOST_STREAMS {
         return Err(Defect::of_all(format!("{} streams exceed the limit of {MOST_STREAMS}", lanes.len())));
@@ -182,7 +183,7 @@ pub(crate) fn check(parts: &PlanParts) -> Result<(), Defect> {
     }
     if *bound > parts.bytes() {
         return Err(Defect::of_all(format!(
-            "the lanes have {} bytes in all, less than the bound",
+            "the lanes have {} bytes in all, which is less than the bound",
             parts.bytes()
         )));
     }
@@ -199,7 +200,7 @@ pub(crate) fn check(parts: &PlanParts) -> Result<(), Defect> {
     overlaps(parts)
 }
 
-/// Checks one allocation. `streams` is the number of streams so far.
+/// Checks one allocation. `streams` is the number of streams in the allocations before it.
 fn one(parts: &PlanParts, allocation: &PlannedAllocation, streams: &mut usize) -> Result<(), String> {
     let PlannedAllocation { bytes, stream, slot } = *allocation;
     let alignment = parts.alignment;
@@ -218,7 +219,7 @@ fn one(parts: &PlanParts, allocation: &PlannedAllocation, streams: &mut usize) -
     *streams = (*streams).max(stream as usize + 1);
     let Some(PlannedSlot { life, offset }) = slot else { return Ok(()) };
     if life.get() as usize > parts.allocations.len() {
-        return Err(format!("it lives for {life} allocations, more than the plan has"));
+        return Err(format!("it lives for {life} allocations, which is more than the plan has"));
     }
     if !offset.is_multiple_of(alignment) {
         return Err(format!("the offset {offset} is not a multiple of the alignment {alignment}"));
@@ -237,7 +238,7 @@ fn overlaps(parts: &PlanParts) -> Result<(), Defect> {
         let Some(PlannedSlot { life, offset }) = allocation.slot else { continue };
         let (indices, blocks, offsets) = &mut lanes[allocation.stream as usize];
         let (birth, death) = (index as u64, index as u64 + u64::from(life.get()));
-        // A block that lives on in the next pass is live for a whole pass.
+        // If a block lives into the next pass, it is live for a whole pass.
         let (birth, death) = if death > length { (0, length) } else { (birth, death) };
         indices.push(index);
         blocks.push(Block { birth, death, size: allocation.bytes, stream: 0 });

@@ -1,4 +1,4 @@
-//! A small generator of random numbers, the same on every machine.
+//! A small generator of random numbers. It gives the same numbers on every machine.
 
 /// SplitMix64.
 #[derive(Clone, Debug)]

@@ -1,27 +1,28 @@
-//! Repair: fits blocks under a capacity. It removes the blocks in the way, and learns which blocks are hard
-//! to place.
+//! Repair: fits blocks under a capacity. It removes the blocks that are in the way, and learns which blocks
+//! are hard to place.
 //!
-//! Each block that finds no gap gets a higher weight. It then takes the place whose blocks have the least
-//! total weight, and those wait to be placed again. So hard blocks settle, and easy ones move around them.
+//! Each block that finds no gap gets a higher weight. It then goes where the blocks in the way have the least
+//! total weight, and these blocks wait to be placed again. So hard blocks find a place that they keep, and
+//! easy blocks move around them.
 
 use crate::instance::{Instance, UNPLACED};
 use crate::random::Random;
 
-/// A placement in progress.
+/// A placement that is not complete yet.
 pub(crate) struct Repair {
     capacity: u64,
     offsets: Vec<u64>,
     weight: Vec<u64>,
     waiting: Vec<u32>,
     random: Random,
-    /// The placed conflicts of the present block, from the lowest: (offset, end, block).
+    /// The placed blocks that conflict with the present block, the lowest first: (offset, end, block).
     around: Vec<(u64, u64, u32)>,
-    /// Ends of blocks with sums of weights, from the lowest end.
+    /// The ends of blocks with sums of weights, the lowest end first.
     ends: Vec<(u64, u64)>,
 }
 
 impl Repair {
-    /// Begins with the placed blocks of `offsets` that end at `capacity` or below; the others wait.
+    /// Begins with the placed blocks of `offsets` that end at `capacity` or below. The other blocks wait.
     pub(crate) fn new(instance: &Instance, capacity: u64, mut offsets: Vec<u64>, seed: u64) -> Self {
         let mut waiting = Vec::new();
         for (index, offset) in offsets.iter_mut().enumerate() {
@@ -42,7 +43,7 @@ impl Repair {
         }
     }
 
-    /// Lowers the capacity: blocks that end above it wait.
+    /// Lowers the capacity. Blocks that end above it wait.
     pub(crate) fn lower(&mut self, instance: &Instance, capacity: u64) {
         self.capacity = capacity;
         for index in 0..instance.len() {
@@ -52,8 +53,8 @@ impl Repair {
         }
     }
 
-    /// Places blocks until none waits, `work` is used up, or `stop` ends it. Each conflict that is examined
-    /// costs one unit of work. Returns `true` if all blocks are placed.
+    /// Places blocks until no block waits, `work` is used up, or `stop` ends it. Each conflict that is
+    /// examined costs one unit of work. Returns `true` if all blocks are placed.
     pub(crate) fn run(&mut self, instance: &Instance, work: &mut u64, stop: &dyn Fn() -> bool) -> bool {
         let mut steps = 0u32;
         while let Some(index) = self.next() {
@@ -87,7 +88,7 @@ impl Repair {
         self.capacity
     }
 
-    /// Returns most often the block that was removed last, sometimes a random one.
+    /// Returns the next waiting block: usually the block that was removed last, and sometimes a random one.
     fn next(&mut self) -> Option<u32> {
         if self.waiting.len() > 1 && self.random.below(8) == 0 {
             let place = self.random.below(self.waiting.len());
@@ -107,7 +108,8 @@ impl Repair {
         around.sort_unstable();
     }
 
-    /// Returns the offset in the tightest gap that is large enough, at the better one of its two ends.
+    /// Returns an offset in the tightest gap that is large enough. The block lies at the better end of the
+    /// gap.
     fn gap(&mut self, size: u64) -> Option<u64> {
         let mut best: Option<(u64, u64)> = None;
         let mut top = 0;
@@ -137,7 +139,8 @@ impl Repair {
         self.ends.clear();
         self.ends.extend(self.around.iter().map(|&(_, end, block)| (end, weight(block))));
         self.ends.sort_unstable();
-        // The total weight of all blocks that end at or below a position, and of blocks that begin below one.
+        // For each position, the total weight of all blocks that end at or below it, and of all blocks that
+        // begin below it.
         let mut offsets = Vec::with_capacity(2 * self.around.len() + 2);
         let last = self.capacity - size;
         offsets.push(0);

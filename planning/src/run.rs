@@ -7,7 +7,7 @@ use crate::instance::Instance;
 use crate::search::{self, Piece};
 use crate::{Options, Problem, parallel, pieces, skyline};
 
-/// A placement in units, by id in the problem.
+/// A placement in units, by the ids of blocks in the problem.
 pub(crate) struct Placed {
     pub(crate) offsets: Vec<u64>,
     pub(crate) height: u64,
@@ -17,7 +17,7 @@ pub(crate) struct Placed {
     pub(crate) goal: u64,
 }
 
-/// The options of one run, with its end.
+/// The options of one run, and the time at which the run ends.
 pub(crate) struct Search {
     end: Option<Instant>,
     threads: usize,
@@ -28,7 +28,7 @@ pub(crate) struct Search {
 impl Search {
     pub(crate) fn new(options: &Options) -> Self {
         Self {
-            // A time beyond the clock's range means no end.
+            // If the time is beyond the clock's range, the run has no end.
             end: Instant::now().checked_add(options.time),
             threads: parallel::threads(options.threads),
             rounds: options.rounds,
@@ -48,7 +48,8 @@ impl Search {
         self.end.is_some_and(|end| Instant::now() >= end)
     }
 
-    /// Places blocks as if all belonged to one stream. A capacity, in units, is the goal of the search.
+    /// Places blocks as if all of them belonged to one stream. If there is a capacity, in units, it is the
+    /// goal of the search.
     pub(crate) fn one_lane(&self, problem: &Problem, ids: Vec<u32>, capacity: Option<u64>) -> Placed {
         let (placed, parts) = pieces::divide(problem, ids, 0, &|| self.is_late());
         let unit = problem.unit();
@@ -81,7 +82,7 @@ impl Search {
         Placed { offsets, height, bound, goal }
     }
 
-    /// Searches the highest piece, round by round, until it cannot be lower.
+    /// Searches the highest piece in rounds, until no lower placement is possible.
     fn improve(&self, pieces: &mut [Piece]) {
         let mut rounds = vec![0; pieces.len()];
         loop {

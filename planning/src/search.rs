@@ -1,7 +1,8 @@
-//! The search for one piece of a problem: skylines first, then rounds of repair and exact search.
+//! The search for one piece of a problem. Skylines come first, then rounds of repair and exact search.
 //!
-//! In a round, each of a fixed number of workers gets an amount of work that depends neither on the clock nor
-//! on the number of cores. So a search that is not stopped early finds the same placement everywhere.
+//! In each round, each of a fixed number of workers gets an amount of work. The amount depends neither on the
+//! clock nor on the number of cores. So a search that is not stopped early finds the same placement on every
+//! machine.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -12,46 +13,46 @@ use crate::parallel::{self, Race};
 use crate::repair::Repair;
 use crate::skyline;
 
-/// Larger pieces are not searched exactly: a search nests once for each block, and seldom ends.
+/// The most blocks of a piece that is searched exactly. An exact search nests once for each block, and for
+/// larger pieces it seldom ends.
 const EXACT_BLOCKS: usize = 1500;
-/// Up to this number of blocks, the first skyline is never stopped: it takes milliseconds.
+/// For up to this number of blocks, the first skyline is never stopped, because it takes only milliseconds.
 const SURE_BLOCKS: usize = 1 << 14;
-/// The work of a worker in the first round: conflicts that a repair examines.
+/// The work of a worker in the first round: the number of conflicts that a repair examines.
 const FIRST_WORK: u64 = 1 << 16;
-/// The work doubles every second round, this many times.
+/// How many times the work doubles. It doubles every second round.
 const DOUBLINGS: u32 = 8;
-/// A drop of the exact search takes about as long as this many conflicts of a repair.
+/// A drop of the exact search takes about as long as examining this many conflicts in a repair.
 const WORK_PER_DROP: u64 = 12;
-/// A repair starts again from the best placement after this many rounds without success.
+/// If a repair had this many rounds without success, it starts again from the best placement.
 const PATIENCE: u32 = 6;
 
 const WORKERS: usize = 8;
-/// How far above the goal each worker aims, in 16ths of the distance between the goal and the best placement.
-/// If the goal is too hard, a worker may still beat the best placement.
+/// The height that each worker aims at, in 16ths of the distance from the goal to the best placement. If the
+/// goal is too hard, a worker may still find a better placement than the best one.
 const SHARES: [u64; WORKERS] = [0, 8, 0, 12, 0, 4, 1, 0];
-/// The workers that search exactly if a piece is small enough.
+/// The workers that search exactly, if a piece is small enough.
 const EXACT: [usize; 6] = [0, 1, 2, 4, 5, 6];
-/// How far above the goal all of these workers aim in rounds that do not aim at the goal, one share after
-/// another.
+/// The heights that these workers aim at in rounds that do not aim at the goal, one after another.
 const EXACT_SHARES: [u64; 5] = [14, 8, 12, 16, 4];
-/// In this many first rounds, every second round aims at the goal; later, every fourth round does.
+/// In this many first rounds, every second round aims at the goal. After that, every fourth round does.
 const HALF_ROUNDS: u32 = 12;
 
 #[derive(Default)]
 struct Worker {
     repair: Option<Repair>,
-    /// The rounds since the repair began.
+    /// The number of rounds since the repair began.
     rounds: u32,
 }
 
-/// One piece: blocks that share no position with other pieces' blocks.
+/// One piece: blocks that are live at no position at which blocks of other pieces are live.
 pub(crate) struct Piece {
     pub(crate) instance: Instance,
-    /// The base of the piece in units: blocks below it live longer than the piece.
+    /// The base of the piece in units. The blocks below it live longer than the piece.
     pub(crate) base: u64,
-    /// No lower placement is needed, in units above the base.
+    /// A placement at this height suffices. In units above the base.
     goal: u64,
-    /// No lower placement exists, in units above the base.
+    /// No placement is lower than this height. In units above the base.
     bound: u64,
     /// Whether workers aim only at the goal.
     all_or_nothing: bool,
@@ -63,13 +64,13 @@ pub(crate) struct Piece {
 
 enum Found {
     Placement(Vec<u64>),
-    /// No placement is at most this high.
+    /// No placement has at most this height.
     Impossible(u64),
     Nothing,
 }
 
 impl Piece {
-    /// Makes a piece without a placement. `goal` is in units above the base; `None` asks for the bound.
+    /// Makes a piece without a placement. `goal` is in units above the base. `None` means the bound.
     pub(crate) fn new(instance: Instance, base: u64, goal: u64, bound: u64, all_or_nothing: bool) -> Self {
         Self {
             instance,
@@ -96,12 +97,12 @@ impl Piece {
         self.bound
     }
 
-    /// Returns whether more search is of no use.
+    /// Returns whether more search is useless.
     pub(crate) fn is_done(&self) -> bool {
         self.height <= self.goal.max(self.bound)
     }
 
-    /// Takes a placement if it is lower than the best.
+    /// Stores a placement if it is lower than the best placement.
     pub(crate) fn offer(&mut self, offsets: Vec<u64>) {
         let tops = offsets.iter().zip(&self.instance.size).map(|(offset, size)| offset + size);
         let height = tops.max().unwrap_or(0);
@@ -124,8 +125,8 @@ impl Piece {
         goal + (u128::from(room) * u128::from(share) / 16) as u64
     }
 
-    /// Returns the number of the exact search that a worker makes in this round, and its share; `None` if it
-    /// repairs.
+    /// Returns the number of the exact search that a worker makes in this round, and its share. Returns
+    /// `None` if the worker repairs.
     fn exact(&self, worker: usize) -> Option<(usize, u64)> {
         if !self.is_small() {
             return None;
@@ -158,7 +159,7 @@ impl Piece {
     pub(crate) fn search(&mut self, threads: usize, seed: u64, stop: &(dyn Fn() -> bool + Sync)) {
         let race = Race::new();
         let (turn, aims_at_goal) = self.turn();
-        // Aims above the goal are easier: more short searches succeed more often there.
+        // Aims above the goal are easier: there, many short searches succeed more often than a few long ones.
         let slowly = if aims_at_goal { 2 } else { 4 };
         let work = FIRST_WORK << (turn / slowly).min(DOUBLINGS);
         let found = parallel::run(threads, self.workers.len(), |number| {
@@ -222,7 +223,7 @@ impl Piece {
     }
 }
 
-/// Computes the skylines of all pieces, and a best fit of those that no skyline solves.
+/// Computes the skylines of all pieces. For pieces that no skyline solves, also computes a best fit.
 pub(crate) fn skylines(pieces: &mut [Piece], threads: usize, stop: &(dyn Fn() -> bool + Sync)) {
     let races: Vec<Race> = pieces.iter().map(|_| Race::new()).collect();
     let is_sure = pieces.iter().map(|piece| piece.instance.len()).sum::<usize>() <= SURE_BLOCKS;
@@ -244,7 +245,7 @@ pub(crate) fn skylines(pieces: &mut [Piece], threads: usize, stop: &(dyn Fn() ->
             pieces[number / skyline::KEYS].offer(offsets);
         }
     }
-    // The time may have stopped the skylines that are lower.
+    // The time may have stopped the skylines that would be lower.
     for piece in pieces.iter_mut().filter(|piece| !piece.is_done()) {
         piece.offer(best_fit(&piece.instance));
     }

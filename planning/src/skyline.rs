@@ -1,16 +1,18 @@
-//! The skyline: places blocks from the bottom up, always in the lowest and leftmost valley.
+//! The skyline method: places blocks from the bottom up, always in the lowest valley. Of equally low valleys,
+//! it uses the leftmost.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
 use crate::instance::Instance;
 
-/// The unplaced blocks' largest key below each node of a tree over births.
+/// The unplaced blocks in a tree over births. Each node has the largest key below it.
 struct Unplaced<'a> {
     instance: &'a Instance,
     key: &'a [u64],
     leaves: usize,
-    /// The largest key and the first death below each node; key 0 if all blocks below are placed.
+    /// The largest key and the first death below each node. The key is 0 if all blocks below the node are
+    /// placed.
     nodes: Vec<(u64, u64)>,
 }
 
@@ -42,7 +44,8 @@ impl<'a> Unplaced<'a> {
         }
     }
 
-    /// Returns the block with the largest key that lives within the sections `from..to`; the first of equals.
+    /// Returns the block with the largest key that lives within the sections `from..to`. Of equal keys,
+    /// returns the first block.
     fn best_within(&self, from: u64, to: u64) -> Option<usize> {
         let births = &self.instance.birth;
         let first = births.partition_point(|&birth| birth < from);
@@ -71,7 +74,8 @@ impl<'a> Unplaced<'a> {
     }
 }
 
-/// A stretch of sections with their tops at one height. Stretches form a list in the order of sections.
+/// Adjacent sections whose tops are at the same height. All such stretches form a list in the order of
+/// sections.
 #[derive(Clone, Copy)]
 struct Stretch {
     from: u64,
@@ -97,7 +101,7 @@ impl Skyline {
         Self { stretches: vec![ground], free: Vec::new(), lowest }
     }
 
-    /// Takes the lowest stretch, leftmost of equals.
+    /// Takes the lowest stretch. Of equally low stretches, takes the leftmost.
     fn take_lowest(&mut self) -> Option<u32> {
         while let Some(Reverse((height, from, number))) = self.lowest.pop() {
             let stretch = self.stretches[number as usize];
@@ -135,7 +139,8 @@ impl Skyline {
         }
     }
 
-    /// Places a block over `from..to` of the stretch, and keeps the rest of the stretch on both sides.
+    /// Places a block over `from..to` of the stretch. Keeps the remaining parts of the stretch before and
+    /// after it.
     fn place(&mut self, number: u32, from: u64, to: u64, size: u64) {
         let old = self.stretches[number as usize];
         let (mut before, mut after) = (old.before, old.after);
@@ -157,7 +162,8 @@ impl Skyline {
         self.merge(number);
     }
 
-    /// Raises a stretch in which no block fits to its lower neighbour; returns `false` if it has none.
+    /// Raises a stretch in which no block fits to the height of its lower neighbour. Returns `false` if it
+    /// has no neighbour.
     fn lift(&mut self, number: u32) -> bool {
         let Stretch { before, after, .. } = self.stretches[number as usize];
         let height = |side: u32| (side != NONE).then(|| self.stretches[side as usize].height);
@@ -167,7 +173,7 @@ impl Skyline {
         true
     }
 
-    /// Merges a stretch with neighbours of its height, and puts it back among the waiting ones.
+    /// Merges a stretch with neighbours of the same height, and adds the result to the waiting stretches.
     fn merge(&mut self, number: u32) {
         for side in [self.stretches[number as usize].before, self.stretches[number as usize].after] {
             let here = self.stretches[number as usize];
@@ -192,7 +198,8 @@ impl Skyline {
     }
 }
 
-/// Places all blocks, larger keys first. Keys are positive. `None` if `stop` ends it early.
+/// Places all blocks, the largest key first. Keys are positive. Returns `None` if `stop` ends the placement
+/// early.
 pub(crate) fn skyline(instance: &Instance, key: &[u64], stop: &dyn Fn() -> bool) -> Option<Vec<u64>> {
     let mut offsets = vec![0; instance.len()];
     let mut unplaced = Unplaced::new(instance, key);

@@ -1,4 +1,4 @@
-//! Stream-safe placements.
+//! Placements that are safe for several streams.
 
 use crate::Problem;
 use crate::clocks::number_streams;
@@ -6,8 +6,8 @@ use crate::instance::Instance;
 use crate::run::{Placed, Search};
 use crate::search::Piece;
 
-/// The most pairs of a block and a stream whose orders are examined; each takes 16 bytes. If there are more,
-/// streams lie on top of each other.
+/// The most pairs of a block and a stream whose orders are examined. Each pair needs 16 bytes. If there are
+/// more pairs, the memory of each stream is placed above the memory of the previous one.
 const CONFLICTS: usize = 1 << 25;
 
 /// Returns the blocks of each stream.
@@ -22,16 +22,16 @@ fn lanes(problem: &Problem) -> Vec<Vec<u32>> {
 
 /// Places blocks so that streams share addresses only if orders allow it.
 ///
-/// One stream needs no order with itself, so it is placed in host order. Streams on top of each other are
-/// always safe, and nothing is better without an order. With orders, first
-/// fit may be lower, and a repair begins from the lowest result.
+/// A stream needs no order with itself, so each stream is placed in host order. If the memory of each stream
+/// lies above the memory of the previous stream, the placement is always safe. Without orders, no placement
+/// is better. With orders, first fit may give a lower placement, and a repair begins from the lowest result.
 pub(crate) fn place(search: &Search, problem: &Problem, bound: u64, capacity: Option<u64>) -> Placed {
     let lanes = lanes(problem);
     if let [ids] = &lanes[..] {
         return search.one_lane(problem, ids.clone(), capacity);
     }
     let mut all = Placed { offsets: vec![0; problem.blocks().len()], height: 0, bound: 0, goal: 0 };
-    // With orders, the later steps deserve more of the time.
+    // With orders, the later steps get more of the time.
     let has_orders = problem.orders().is_some_and(|orders| !orders.is_empty());
     let is_many = problem.blocks().len().saturating_mul(lanes.len()) > CONFLICTS;
     let is_done = !has_orders || is_many;

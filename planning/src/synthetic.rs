@@ -1,14 +1,14 @@
-//! Made-up programs for tests and measurements of planners; the same seed gives the same program on every
+//! Artificial programs for tests and measurements of planners. The same seed gives the same program on every
 //! machine.
 
 use crate::Block;
 use crate::random::Random;
 
-/// Makes the blocks of a training loop. Weights and optimizer states stay. Each step has activations that
-/// live from the forward to the backward pass, gradients, and temporaries of each layer.
+/// Makes the blocks of a training loop. Weights and optimizer states stay live. Each step has activations
+/// that live from the forward pass to the backward pass, gradients, and temporary blocks of each layer.
 ///
-/// Sizes are multiples of 512 bytes and change from step to step with the batch's length. The result has
-/// `blocks` blocks, in the order of births; all belong to stream 0.
+/// Sizes are multiples of 512 bytes. They change from step to step with the length of the batch. The result
+/// has `blocks` blocks in the order of births, and all of them belong to stream 0.
 ///
 /// ```
 /// let blocks = millpond_planning::synthetic::training(10_000, 1);
@@ -21,7 +21,7 @@ pub fn training(blocks: usize, seed: u64) -> Vec<Block> {
     let layers = 24;
     let widths: Vec<u64> = (0..layers).map(|_| 8 << program.random.below(4)).collect();
     for &width in &widths {
-        // Weight, gradient, and two optimizer states.
+        // A weight, a gradient, and two optimizer states.
         for _ in 0..4 {
             program.allocate(width * width * 512);
         }
@@ -33,7 +33,7 @@ pub fn training(blocks: usize, seed: u64) -> Vec<Block> {
     program.blocks.truncate(blocks);
     let end = program.now + 1;
     for block in &mut program.blocks {
-        // Blocks that the loop did not free live to the end.
+        // Blocks that the loop did not free live until the end.
         block.death = if block.death == 0 { end } else { block.death };
     }
     program.blocks

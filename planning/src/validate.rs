@@ -1,4 +1,4 @@
-//! Checks a placement without any code of the planner: one sweep over the log with maps of addresses.
+//! Checks a placement in one sweep over the log, with maps of addresses. Uses no code of the planner.
 
 use std::collections::{BTreeMap, HashMap};
 use std::error::Error;
@@ -6,7 +6,7 @@ use std::fmt;
 
 use crate::{Block, Order, Problem};
 
-/// The reason why offsets are not a placement of a problem.
+/// The reason why a list of offsets is not a valid placement of a problem.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Invalid {
@@ -21,9 +21,9 @@ pub enum Invalid {
     Misaligned {
         /// The block's index in the problem.
         block: usize,
-        /// Its offset, in bytes.
+        /// The offset of the block, in bytes.
         offset: u64,
-        /// The problem's alignment, in bytes.
+        /// The alignment of the problem, in bytes.
         alignment: u64,
     },
     /// A block ends above 2^64 - 1.
@@ -33,18 +33,18 @@ pub enum Invalid {
         /// Its offset, in bytes.
         offset: u64,
     },
-    /// Two blocks are live together and share an address.
+    /// Two blocks share an address while both are live.
     Overlap {
-        /// The block that is born first.
+        /// The index of the block that is born first.
         first: usize,
-        /// The other block.
+        /// The index of the other block.
         second: usize,
     },
-    /// A block takes an address that another stream freed, and nothing orders the two streams.
+    /// A block uses an address that another stream freed, and no order exists between the two streams.
     Unordered {
-        /// The block that was freed.
+        /// The index of the block that was freed.
         first: usize,
-        /// The block that takes its address.
+        /// The index of the block that uses its address.
         second: usize,
     },
 }
@@ -67,7 +67,8 @@ impl fmt::Display for Invalid {
             Self::Unordered { first, second } => {
                 write!(
                     f,
-                    "block {second} takes an address of block {first}, whose stream nothing orders before it"
+                    "block {second} uses an address of block {first}, but no order lets its stream wait for \
+                     the stream of block {first}"
                 )
             }
         }
@@ -80,7 +81,7 @@ impl Error for Invalid {}
 /// the highest block, with its size rounded up to the alignment.
 ///
 /// # Errors
-/// The first defect that a sweep in the order of positions finds.
+/// Returns the first defect, in the order of positions.
 ///
 /// ```
 /// use millpond_planning::{Block, Invalid, Problem, validate};
@@ -137,7 +138,8 @@ pub fn validate(problem: &Problem, offsets: &[u64]) -> Result<u64, Invalid> {
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Step {
     Dies(usize),
-    /// An order's index, and whether it holds from here on; before that, its event is recorded.
+    /// The index of an order, and whether the order holds from this position on. If not, its event is
+    /// recorded here.
     Order(usize, bool),
     Born(usize),
 }
@@ -193,14 +195,15 @@ impl Sweep<'_> {
     }
 }
 
-/// The last frees of each stream at each address, and each stream's knowledge of the others.
+/// The last frees of each stream at each address, and what each stream knows of the other streams.
 struct Streams<'a> {
     orders: &'a [Order],
-    /// By stream: disjoint ranges of addresses, from start to (end, freed at, block).
+    /// The freed addresses of each stream: disjoint ranges, from start to (end, freed at, block).
     freed: HashMap<u64, BTreeMap<u64, (u64, u64, usize)>>,
-    /// By stream, and by the stream that it knows of: frees up to this position are ordered before its work.
+    /// The knowledge of each stream about each other stream: frees up to this position are ordered before its
+    /// work.
     known: HashMap<u64, HashMap<u64, u64>>,
-    /// The knowledge of the recording stream, by the order's index.
+    /// The knowledge of the recording stream at the record, by the index of the order.
     recorded: HashMap<usize, HashMap<u64, u64>>,
 }
 
@@ -237,8 +240,8 @@ impl<'a> Streams<'a> {
         ranges.insert(start, (end, at, block));
     }
 
-    /// Finds a block of another stream that was freed in `start..end` and is not ordered before `stream`'s
-    /// work.
+    /// Finds a block of another stream that was freed in `start..end` and is not ordered before the work of
+    /// `stream`.
     fn unordered(&self, stream: u64, start: u64, end: u64) -> Option<usize> {
         for (other, ranges) in self.freed.iter().filter(|(other, _)| **other != stream) {
             let known = self.known[&stream].get(other).copied();

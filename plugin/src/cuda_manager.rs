@@ -14,13 +14,13 @@ use millpond_core::driver::call;
 /// More bytes than any device can address. Drivers give different errors for such sizes.
 const ADDRESS_SPACE: u64 = 1 << 57;
 
-/// The default manager: plain CUDA memory, as in Numba's own manager.
+/// The default manager, which allocates plain CUDA memory, as Numba's own manager does.
 ///
-/// Each allocation is a `cuMemAlloc`. A dropped allocation waits in a queue, together with host memory. The
-/// queue is freed when more than ten allocations or more than a fifth of the device's memory wait, or when
-/// memory is short.
+/// Each allocation is a `cuMemAlloc`. A dropped allocation waits in a queue, together with host memory. All
+/// memory in the queue is freed in three cases: more than ten allocations wait; more than a fifth of the
+/// device's memory waits; there is too little memory for a request.
 ///
-/// While cleanup is deferred, nothing is freed, not even when memory is short.
+/// While cleanup is deferred, no memory is freed, even if there is too little memory for a request.
 ///
 /// ```
 /// use millpond_driver::sim::{SimConfig, SimDevice};
@@ -41,7 +41,7 @@ pub struct CudaMemoryManager {
 }
 
 impl CudaMemoryManager {
-    /// Makes a manager on a device. Without a device, it can only report its version.
+    /// Makes a manager on a device. If there is no device, the manager can only report its version.
     pub fn new(driver: Option<DriverHandle>) -> Self {
         Self::with_options(driver, DeferredOptions::default())
     }
@@ -57,7 +57,7 @@ impl CudaMemoryManager {
         Arc::new(|driver| Ok(Arc::new(Self::new(driver))))
     }
 
-    /// Runs pending deallocations unless cleanup is deferred; returns their number.
+    /// Runs pending deallocations, unless cleanup is deferred. Returns the number of these deallocations.
     pub fn flush(&self) -> usize {
         self.host.flush()
     }

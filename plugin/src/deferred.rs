@@ -5,20 +5,21 @@ use std::fmt;
 
 use parking_lot::Mutex;
 
-/// Limits on pending deallocations. The defaults are Numba's.
+/// Limits on pending deallocations. The default limits are the same as in Numba.
 #[derive(Clone, Copy, PartialEq, Debug)]
 #[non_exhaustive]
 pub struct DeferredOptions {
-    /// If more deallocations are pending, all of them run.
+    /// The most deallocations that may be pending. If there are more, all of them run.
     pub max_count: usize,
-    /// The share of the device's memory (0.0 to 1.0). If more bytes are pending, all deallocations run.
+    /// The share of the device's memory (0.0 to 1.0) that may be pending. If more bytes are pending, all
+    /// deallocations run.
     pub max_ratio: f64,
 }
 
 impl DeferredOptions {
     millpond_core::setters! { max_count: usize, max_ratio: f64 }
 
-    /// Deallocations wait only while cleanup is deferred.
+    /// Limits with which deallocations wait only while cleanup is deferred.
     pub const IMMEDIATE: Self = Self { max_count: 0, max_ratio: 0.0 };
 }
 
@@ -31,8 +32,8 @@ impl Default for DeferredOptions {
 /// A queue of deallocations that run together. Freeing memory synchronizes with the device, so a few long
 /// pauses are better than many short ones.
 ///
-/// The queue decides only *when* to free: it returns the due deallocations, and the caller runs them without
-/// the queue's lock. Sizes are in bytes.
+/// The queue decides only *when* to free memory. It returns the deallocations that are due, and the caller
+/// runs them without the queue's lock. Sizes are in bytes.
 ///
 /// ```
 /// use millpond_plugin::{DeferredOptions, DeferredQueue};
@@ -73,7 +74,7 @@ impl<T> DeferredQueue<T> {
     }
 
     /// Adds a deallocation of `bytes` bytes (0 if it frees no device memory). Returns the deallocations that
-    /// are due now, oldest first.
+    /// are due now, the oldest first.
     #[must_use = "the returned deallocations must be run"]
     pub fn push(&self, item: T, bytes: u64) -> Vec<T> {
         let mut state = self.state.lock();
@@ -82,14 +83,14 @@ impl<T> DeferredQueue<T> {
         state.due(&self.options)
     }
 
-    /// Adds a deallocation that cannot run now; nothing becomes due.
+    /// Adds a deallocation that cannot run now. No deallocation becomes due.
     pub fn park(&self, item: T, bytes: u64) {
         let mut state = self.state.lock();
         state.items.push_back(item);
         state.bytes = state.bytes.saturating_add(bytes);
     }
 
-    /// Takes all pending deallocations, or none while deallocation is deferred.
+    /// Takes all pending deallocations. If deallocation is deferred, takes none.
     #[must_use = "the returned deallocations must be run"]
     pub fn take(&self) -> Vec<T> {
         let mut state = self.state.lock();
@@ -107,7 +108,7 @@ impl<T> DeferredQueue<T> {
         self.state.lock().deferrals += 1;
     }
 
-    /// Ends one [`defer`](Self::defer). The outermost call returns the deallocations that are due.
+    /// Ends one call of [`defer`](Self::defer). The outermost call returns the deallocations that are due.
     #[must_use = "the returned deallocations must be run"]
     pub fn resume(&self) -> Vec<T> {
         let mut state = self.state.lock();

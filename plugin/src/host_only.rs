@@ -1,4 +1,4 @@
-//! The host half of a memory manager.
+//! The part of a memory manager that allocates host memory.
 
 use std::fmt;
 use std::sync::Arc;
@@ -15,12 +15,13 @@ use crate::{
 };
 use millpond_core::driver::call;
 
-/// The host half of a memory manager: pinned, mapped, registered and managed memory from the driver.
-/// [`DeferredOptions`] limit how long deallocations wait.
+/// The part of a memory manager that allocates host memory: pinned, mapped, registered and managed memory
+/// from the driver. [`DeferredOptions`] limit how long deallocations wait.
 ///
-/// It allocates no device memory, so it is not a [`MemoryManager`](crate::MemoryManager). A manager holds one
-/// and forwards to it. The manager's own [`reset`](Self::reset) and [`defer_cleanup`](Self::defer_cleanup)
-/// call this one's. Clones share the state.
+/// This type allocates no device memory, so it is not a [`MemoryManager`](crate::MemoryManager). A memory
+/// manager holds a value of this type, and forwards calls to it. In its own [`reset`](Self::reset) and
+/// [`defer_cleanup`](Self::defer_cleanup), the memory manager calls the methods of this type. Clones share
+/// their state.
 #[derive(Clone, Debug)]
 pub struct HostOnlyMemoryManager {
     shared: Arc<Shared>,
@@ -31,9 +32,10 @@ pub struct HostOnlyMemoryManager {
 enum Plain {
     /// Device or managed memory.
     Device { ptr: DevicePtr, bytes: u64 },
-    /// Pinned host memory. `bytes` is 0 if it is not mapped: only mapped memory counts as device memory.
+    /// Pinned host memory. `bytes` is 0 if the memory is not mapped, because only mapped memory counts as
+    /// device memory.
     Host { ptr: HostPtr, bytes: u64 },
-    /// The caller's memory, pinned.
+    /// Memory of the caller, which was pinned.
     Registered { ptr: HostPtr },
 }
 
@@ -47,8 +49,8 @@ impl Plain {
     }
 }
 
-/// Memory with the driver that it came from. The driver is lost with the context, so a free from before a
-/// reset frees no memory of the new context.
+/// Memory, and the driver that it came from. The driver is lost together with the context. So a free of
+/// memory from before a reset frees no memory of the new context.
 struct Kept {
     plain: Plain,
     driver: DriverHandle,
@@ -56,14 +58,14 @@ struct Kept {
 
 /// The state that pointers keep alive for their finalizers.
 struct Shared {
-    /// The driver; replaced after each reset of the context.
+    /// The driver. It is replaced after each reset of the context.
     driver: RwLock<Option<DriverHandle>>,
     live: DashMap<Token, Kept>,
     pending: DeferredQueue<Kept>,
 }
 
 impl HostOnlyMemoryManager {
-    /// Makes a manager on a device. Without a device, it can only report its version.
+    /// Makes a manager on a device. If there is no device, the manager can only report its version.
     pub fn new(driver: Option<DriverHandle>, options: DeferredOptions) -> Self {
         let pending = DeferredQueue::new(options);
         let driver = RwLock::new(driver);
@@ -71,12 +73,12 @@ impl HostOnlyMemoryManager {
         Self { shared: Arc::new(shared) }
     }
 
-    /// Returns the driver of the device. If the device's context was reset, opens the device again and
-    /// forgets all earlier memory, which was lost with the context.
+    /// Returns the driver of the device. If the device's context was reset, opens the device again, and
+    /// removes all earlier memory, which was lost with the context.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidArgument`] if the manager was made without a device, or an error of opening the
-    /// device.
+    /// Returns [`ErrorKind::InvalidArgument`] if the manager was made without a device. Returns an error if
+    /// the device cannot be opened.
     pub fn driver(&self) -> Result<DriverHandle> {
         let driver = self.shared.driver()?;
         if driver.was_reset() { self.open_again(&driver) } else { Ok(driver) }
@@ -91,7 +93,7 @@ impl HostOnlyMemoryManager {
                 _ => *driver = Some(Arc::clone(&fresh)),
             }
         }
-        // These were lost with the context, and are dropped without a lock.
+        // This memory was lost with the context. It is dropped without a lock.
         let of_before = |kept: &Kept| Arc::ptr_eq(&kept.driver, lost);
         drop(self.shared.take_live(of_before));
         for kept in self.shared.pending.take_all().into_iter().filter(|kept| !of_before(kept)) {
@@ -101,10 +103,10 @@ impl HostOnlyMemoryManager {
         Ok(fresh)
     }
 
-    /// Reads the size of the device's memory. Pending deallocations may hold a share of it.
+    /// Reads the size of the device's memory. Pending deallocations may hold a share of this memory.
     ///
     /// # Errors
-    /// An error of the driver.
+    /// Returns an error of the driver.
     pub fn initialize(&self) -> Result<()> {
         if !self.shared.pending.has_capacity() {
             let memory = call(&*self.driver()?, |driver| driver.mem_get_info())?;
@@ -113,13 +115,13 @@ impl HostOnlyMemoryManager {
         Ok(())
     }
 
-    /// See [`MemoryManager::memhostalloc`](crate::MemoryManager::memhostalloc).
+    /// Works like [`MemoryManager::memhostalloc`](crate::MemoryManager::memhostalloc).
     ///
     /// # Errors
-    /// The errors of [`MemoryManager::memhostalloc`](crate::MemoryManager::memhostalloc).
+    /// Returns the errors of [`MemoryManager::memhostalloc`](crate::MemoryManager::memhostalloc).
     pub fn memhostalloc(&self, bytes: u64, flags: HostAllocFlags) -> Result<HostMemory> {
         if bytes == 0 {
-            return Err(Error::invalid_argument("zero bytes cannot be pinned; ask for at least one"));
+            return Err(Error::invalid_argument("zero bytes cannot be pinned; request at least one byte"));
         }
         let driver = self.driver()?;
         check_mapping(&*driver, flags.mapped)?;
@@ -131,21 +133,21 @@ impl HostOnlyMemoryManager {
         Ok(self.host_memory(&driver, plain, (ptr, device_ptr), bytes, None))
     }
 
-    /// See [`MemoryManager::mempin`](crate::MemoryManager::mempin).
+    /// Works like [`MemoryManager::mempin`](crate::MemoryManager::mempin).
     ///
     /// # Errors
-    /// The errors of [`MemoryManager::mempin`](crate::MemoryManager::mempin).
+    /// Returns the errors of [`MemoryManager::mempin`](crate::MemoryManager::mempin).
     ///
     /// # Safety
-    /// As for [`MemoryManager::mempin`](crate::MemoryManager::mempin).
+    /// The rules of [`MemoryManager::mempin`](crate::MemoryManager::mempin) hold.
     pub unsafe fn mempin(&self, owner: Owner, ptr: HostPtr, bytes: u64, mapped: bool) -> Result<HostMemory> {
         if bytes == 0 {
-            return Err(Error::invalid_argument("zero bytes cannot be pinned; pin at least one"));
+            return Err(Error::invalid_argument("zero bytes cannot be pinned; pin at least one byte"));
         }
         let driver = self.driver()?;
         check_mapping(&*driver, mapped)?;
         let flags = HostAllocFlags::default().mapped(mapped);
-        // SAFETY: the caller vouches for the range, and `owner` keeps it until the pin is lifted.
+        // SAFETY: the caller vouches for the range, and `owner` keeps the range until it is unpinned.
         let pin = |driver: &dyn Driver| unsafe { driver.mem_host_register(ptr, bytes, flags) };
         self.attempt(&driver, "a pin", bytes, pin).map_err(explain_pin)?;
         let plain = Plain::Registered { ptr };
@@ -153,10 +155,10 @@ impl HostOnlyMemoryManager {
         Ok(self.host_memory(&driver, plain, (ptr, device_ptr), bytes, Some(owner)))
     }
 
-    /// See [`MemoryManager::memallocmanaged`](crate::MemoryManager::memallocmanaged).
+    /// Works like [`MemoryManager::memallocmanaged`](crate::MemoryManager::memallocmanaged).
     ///
     /// # Errors
-    /// An error of the driver.
+    /// Returns an error of the driver.
     pub fn memallocmanaged(&self, bytes: u64, attach_global: bool) -> Result<MemoryPointer> {
         let driver = self.driver()?;
         // If host and device can use managed memory at the same time, the attachment makes no difference.
@@ -188,13 +190,14 @@ impl HostOnlyMemoryManager {
         Ok(MemoryPointer::new(device, ptr, bytes, token, self.finalizer()))
     }
 
-    /// Frees all live and pending memory, deferred or not.
+    /// Frees all live and pending memory, even if cleanup is deferred.
     pub fn reset(&self) {
         self.shared.end_all(self.shared.take_live(|_| true));
         self.shared.end_all(self.shared.pending.take_all());
     }
 
-    /// Defers deallocation until this guard and every other one is dropped. Pins are still lifted at once.
+    /// Defers deallocation until this guard and every other guard are dropped. Memory is still unpinned at
+    /// once.
     pub fn defer_cleanup(&self) -> DeferCleanup {
         self.shared.pending.defer();
         let shared = Arc::clone(&self.shared);
@@ -203,7 +206,8 @@ impl HostOnlyMemoryManager {
         })
     }
 
-    /// Runs pending deallocations unless deallocation is deferred; returns their number.
+    /// Runs pending deallocations, unless deallocation is deferred. Returns the number of these
+    /// deallocations.
     pub fn flush(&self) -> usize {
         self.shared.end_all(self.shared.pending.take())
     }
@@ -218,7 +222,8 @@ impl HostOnlyMemoryManager {
         self.shared.live.len()
     }
 
-    /// Calls the driver. If memory is short, runs the pending deallocations and calls again.
+    /// Calls the driver. If there is too little memory, runs the pending deallocations, and calls the driver
+    /// again.
     fn attempt<T>(
         &self,
         driver: &DriverHandle,
@@ -270,12 +275,12 @@ impl HostOnlyMemoryManager {
 /// Returns the error of a manager that was made without a device.
 pub(crate) fn no_device() -> Error {
     Error::invalid_argument(
-        "this memory manager has no device: it was made only to report its version; \
-         get one from get_memory_manager",
+        "this memory manager has no device, because it was made only to report its version; get a memory \
+         manager from get_memory_manager",
     )
 }
 
-/// Adds advice to the error for a range that is pinned twice.
+/// Adds advice to the error that a range is pinned twice.
 fn explain_pin(error: Error) -> Error {
     let already = DriverError::HOST_MEMORY_ALREADY_REGISTERED;
     if error.driver_error().is_some_and(|driver| driver.code() == already) {
@@ -285,12 +290,12 @@ fn explain_pin(error: Error) -> Error {
     }
 }
 
-/// Refuses mapped memory if the device cannot map it, as NBEP 7's own manager does.
+/// If the device cannot map host memory, refuses mapped memory, as NBEP 7's own manager does.
 fn check_mapping(driver: &dyn Driver, is_mapped: bool) -> Result<()> {
     if !is_mapped || call(driver, |driver| driver.attribute(DeviceAttribute::CanMapHostMemory))? != 0 {
         return Ok(());
     }
-    let why = "the device cannot map host memory (CAN_MAP_HOST_MEMORY is 0); ask for memory that is not \
+    let why = "the device cannot map host memory (CAN_MAP_HOST_MEMORY is 0); request memory that is not \
                mapped, and copy";
     Err(Error::new(ErrorKind::Unsupported, why).on_device(driver.device()))
 }
@@ -306,7 +311,7 @@ impl Shared {
         token
     }
 
-    /// Takes live memory. Finalizers no longer find it.
+    /// Removes live memory. Finalizers do not find it any more.
     fn take_live(&self, is_wanted: impl Fn(&Kept) -> bool) -> Vec<Kept> {
         let wanted = self.live.iter().filter(|entry| is_wanted(entry.value()));
         let tokens: Vec<Token> = wanted.map(|entry| *entry.key()).collect();
@@ -325,7 +330,7 @@ impl Shared {
         let Kept { plain, driver } = kept;
         let _captures = CaptureModeGuard::relaxed(&*driver);
         // SAFETY: this code took `plain` out of `live` or `pending`, or never put it there. So it has the
-        // only copy, and the memory ends once. The last pointer is gone or no longer live, so nothing uses
+        // only copy, and the memory ends once. The last pointer is dropped or no longer live, so no code uses
         // the memory.
         let outcome = call(&*driver, |driver| unsafe {
             match plain {
@@ -336,11 +341,11 @@ impl Shared {
         });
         let Err(error) = outcome else { return };
         if error.driver_error().is_some_and(DriverError::is_capture_refusal) {
-            // It cannot be freed while a graph is captured, so it is freed with the next deallocations.
+            // Memory cannot be freed while a graph is captured, so it is freed with the next deallocations.
             self.pending.park(Kept { plain, driver: Arc::clone(&driver) }, plain.bytes());
         } else {
-            // Expected while the process exits, or after another library reset the context: it cannot be
-            // prevented.
+            // This error is expected while the process exits, or after another library reset the context. It
+            // cannot be prevented.
             tracing::debug!(target: "millpond::plugin", %error, ?plain, "could not free memory");
         }
     }
@@ -365,7 +370,7 @@ impl fmt::Debug for Kept {
 
 impl Drop for Shared {
     fn drop(&mut self) {
-        // Every pointer keeps the state alive, so only pending deallocations are left.
+        // Every pointer keeps the state alive, so only pending deallocations are left here.
         self.end_all(self.pending.take_all());
     }
 }
@@ -375,7 +380,7 @@ impl Finalizer for Shared {
         let Some((_, kept)) = self.live.remove(&token) else { return };
         let plain = kept.plain;
         match plain {
-            // If a pin stayed pending, the next pin of the same memory would fail.
+            // If memory stayed pinned, the next pin of the same memory would fail.
             Plain::Registered { .. } => self.end(kept),
             Plain::Device { .. } | Plain::Host { .. } => {
                 self.end_all(self.pending.push(kept, plain.bytes()));

@@ -1,11 +1,12 @@
-//! Shares memory with another process.
+//! Shares memory with another process (IPC).
 //!
-//! NBEP 7 uses CUDA's legacy handles, which exist only for memory of `cuMemAlloc`. So stacks that share
-//! memory this way need pools with `pages=off`: `cuda+pool:pages=off`. A pool that maps its memory itself can
-//! share it through file descriptors: `cuda+pool:share=fd` and `millpond_resources::share`.
+//! NBEP 7 uses CUDA's legacy IPC handles, which exist only for memory that `cuMemAlloc` allocated. So if a
+//! stack shares memory this way, its pools need `pages=off`, as in `cuda+pool:pages=off`. If a pool maps its
+//! memory itself, it can share the memory through file descriptors: `cuda+pool:share=fd` and
+//! `millpond_resources::share`.
 //!
-//! CUDA shares whole allocations, and a block of a pool lies inside one. So an [`IpcHandle`] carries the
-//! offset of the memory inside its allocation. Its format in bytes:
+//! CUDA shares whole allocations, but a block of a pool is only a part of an allocation. So an [`IpcHandle`]
+//! also contains the offset of the memory in its allocation. The bytes of a handle have this format:
 //!
 //! ```text
 //! magic "MPIPC\r\n\x1a"   8 bytes
@@ -35,17 +36,18 @@ const SIM_BIT: u32 = 1 << 31;
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct SourceInfo {
-    /// The device. Another process may see it under another ordinal.
+    /// The device. Another process may number it differently.
     pub device: DeviceId,
-    /// The device's name.
+    /// The name of the device.
     pub name: String,
 }
 
-/// A handle by which another process can open memory.
+/// A handle with which another process can open memory.
 ///
-/// In the process that made it, the handle keeps the memory alive ([`base`](Self::base)). A copy that reaches
-/// another process through [`to_bytes`](Self::to_bytes) and [`from_bytes`](Self::from_bytes) does not. The
-/// sharing process must keep the memory until the other process has closed it.
+/// In the process that made the handle, the handle keeps the memory alive ([`base`](Self::base)).
+/// [`to_bytes`](Self::to_bytes) and [`from_bytes`](Self::from_bytes) copy the handle to another process. This
+/// copy does not keep the memory alive. So the sharing process must keep the memory until the other process
+/// has closed its handle.
 ///
 /// ```no_run
 /// # use millpond_plugin::{IpcHandle, MemoryManager};
@@ -72,7 +74,7 @@ pub struct IpcHandle {
 }
 
 impl IpcHandle {
-    /// Makes a handle of `bytes` bytes at `offset` inside the allocation that CUDA's `handle` names. In the
+    /// Makes a handle of `bytes` bytes at `offset` in the allocation that CUDA's `handle` names. In the
     /// process that owns the memory, `base` is the memory itself.
     pub fn new(
         base: Option<MemoryPointer>,
@@ -84,7 +86,7 @@ impl IpcHandle {
         Self { base, handle, bytes, source_info, offset, opened: None }
     }
 
-    /// Returns the memory, in the process that shares it.
+    /// Returns the memory, if this process made the handle.
     pub fn base(&self) -> Option<&MemoryPointer> {
         self.base.as_ref()
     }
@@ -94,7 +96,7 @@ impl IpcHandle {
         &self.handle
     }
 
-    /// Returns the length of the memory in bytes.
+    /// Returns the number of bytes of the memory.
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
@@ -104,26 +106,27 @@ impl IpcHandle {
         self.source_info.as_ref()
     }
 
-    /// Returns the offset of the memory inside the allocation, in bytes.
+    /// Returns the offset of the memory in the allocation, in bytes.
     pub fn offset(&self) -> u64 {
         self.offset
     }
 
-    /// Maps the memory into this process. This handle and the returned pointer both keep the mapping open;
-    /// [`close`](Self::close) ends it in any case.
+    /// Maps the memory into this process. This handle and the returned pointer both keep the mapping open.
+    /// [`close`](Self::close) ends the mapping even if the pointer still exists.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidArgument`] in the process that made the handle, if the handle is already open, or
-    /// if it names bytes beyond the allocation; or an error of the driver.
+    /// Returns [`ErrorKind::InvalidArgument`] in three cases: this process made the handle, the handle is
+    /// already open, or the handle names bytes beyond the allocation. Otherwise returns an error of the
+    /// driver.
     pub fn open(&mut self, driver: &DriverHandle) -> Result<MemoryPointer> {
         let device = driver.device();
         if self.base.is_some() {
             return Err(Error::invalid_argument(
-                "this process made the handle and owns the memory; open it in another process",
+                "this process made the handle and owns the memory; open the handle in another process",
             ));
         }
         if self.opened.as_ref().is_some_and(MemoryPointer::is_live) {
-            return Err(Error::invalid_argument("the handle is open already; close it first"));
+            return Err(Error::invalid_argument("the handle is already open; close it first"));
         }
         let end = self.offset.checked_add(self.bytes).ok_or_else(|| self.out_of_bounds(u64::MAX))?;
         let _captures = CaptureModeGuard::relaxed(&**driver);
@@ -132,13 +135,14 @@ impl IpcHandle {
         let closer = DriverHandle::clone(driver);
         let whole = MemoryPointer::with_finalizer(device, ptr, end, move |_| {
             let _captures = CaptureModeGuard::relaxed(&*closer);
-            // SAFETY: the pointer came from `ipc_open_mem_handle`. This closure runs at most once: either no
-            // pointer is left, or `close` has declared them dead.
+            // SAFETY: the pointer came from `ipc_open_mem_handle`. This closure runs at most once: no pointer
+            // is left, or `close` has declared all pointers dead.
             if let Err(error) = call(&*closer, |driver| unsafe { driver.ipc_close_mem_handle(ptr) }) {
                 tracing::debug!(target: "millpond::plugin", %error, "could not close shared memory");
             }
         });
-        // The handle came from outside, so its claims about the allocation are checked against the driver.
+        // The handle came from another process, so its data about the allocation is compared with the
+        // driver's data.
         if let Ok((base, size)) = call(&**driver, |driver| driver.mem_get_address_range(ptr))
             && end > size.saturating_sub(ptr.address().saturating_sub(base.address()))
         {
@@ -149,10 +153,10 @@ impl IpcHandle {
         Ok(memory)
     }
 
-    /// Ends the mapping. Pointers from [`open`](Self::open) are not live afterwards.
+    /// Ends the mapping. After that, pointers from [`open`](Self::open) are not live.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidArgument`] if the handle is not open.
+    /// Returns [`ErrorKind::InvalidArgument`] if the handle is not open.
     pub fn close(&mut self) -> Result<()> {
         match self.opened.take() {
             Some(opened) => opened.free(),
@@ -182,10 +186,10 @@ impl IpcHandle {
         out
     }
 
-    /// Reads the bytes of [`to_bytes`](Self::to_bytes).
+    /// Reads bytes that [`to_bytes`](Self::to_bytes) returned.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidArgument`] if the bytes are not exactly one handle of this version.
+    /// Returns [`ErrorKind::InvalidArgument`] if the bytes are not exactly one handle of this version.
     pub fn from_bytes(bytes: &[u8]) -> Result<Self> {
         let mut reader = Reader { rest: bytes };
         if reader.array::<8>()? != MAGIC {
@@ -208,7 +212,7 @@ impl IpcHandle {
         let source_info = match reader.array::<1>()? {
             [0] => None,
             [1] => Some(reader.source_info()?),
-            _ => return Err(malformed("the source's flag is neither 0 nor 1")),
+            _ => return Err(malformed("the flag of the source is neither 0 nor 1")),
         };
         if !reader.rest.is_empty() {
             return Err(malformed("extra bytes follow the handle"));
@@ -225,13 +229,13 @@ impl IpcHandle {
     }
 }
 
-/// Makes a handle of `memory` for another process, as most managers need it. It holds CUDA's handle of the
-/// allocation around the memory, and the offset inside it.
+/// Makes a handle of `memory` for another process, in the way that most managers need. The handle contains
+/// CUDA's handle of the allocation around the memory, and the offset of the memory in the allocation.
 ///
 /// # Errors
-/// [`ErrorKind::InvalidArgument`] if the memory was freed or is empty, [`ErrorKind::Unsupported`] if CUDA
-/// cannot share it this way: managed memory, stream-ordered memory, or memory that a pool mapped (such a pool
-/// needs `pages=off`).
+/// Returns [`ErrorKind::InvalidArgument`] if the memory was freed or is empty. Returns
+/// [`ErrorKind::Unsupported`] if CUDA cannot share the memory this way: managed memory, stream-ordered
+/// memory, or memory that a pool mapped (such a pool needs `pages=off`).
 pub fn get_ipc_handle(driver: &dyn Driver, memory: &MemoryPointer) -> Result<IpcHandle> {
     if !memory.is_live() {
         return Err(memory.gone("share"));
@@ -255,7 +259,7 @@ fn explain_share(error: Error) -> Error {
     if let Some(cause) = error.driver_error().filter(refused) {
         return Error::new(
             ErrorKind::Unsupported,
-            "NBEP 7 uses CUDA's legacy IPC handles, which exist only for memory of cuMemAlloc: take the \
+            "NBEP 7 uses CUDA's legacy IPC handles, which exist only for memory of cuMemAlloc: allocate the \
              memory from a stack on `cuda` with `pages=off` pools, such as cuda+pool:pages=off (a pool with \
              `share=fd` shares its blocks by file descriptors)",
         )
@@ -274,9 +278,7 @@ fn cut(text: &str, bytes: u16) -> &str {
 }
 
 fn malformed(why: &str) -> Error {
-    Error::invalid_argument(format!(
-        "these bytes are not an IPC handle: {why}; pass on all bytes of the handle"
-    ))
+    Error::invalid_argument(format!("these bytes are not an IPC handle: {why}; pass all bytes of the handle"))
 }
 
 struct Reader<'a> {

@@ -1,8 +1,9 @@
 //! The memory-manager plug-in interface (NBEP 7) for millpond's stacks.
 //!
 //! [NBEP 7](https://numba.readthedocs.io/en/stable/proposals/external-memory-management.html) describes how a
-//! framework such as Numba leaves its memory to an external manager. This crate is that interface in Rust. A
-//! framework asks [`get_memory_manager`] for its device's manager; the program chooses the manager.
+//! framework such as Numba lets an external manager allocate its memory. This crate is the same interface in
+//! Rust. A framework gets the manager of its device from [`get_memory_manager`]. The program chooses the
+//! manager.
 //!
 //! | item | purpose |
 //! |---|---|
@@ -18,15 +19,18 @@
 //! | [`set_memory_manager`], [`ManagerRegistry`] | choose the manager of a process |
 //!
 //! # Rules
-//! - Each device has one manager, made at its first use. A process chooses its managers once, before that.
+//! - Each device has one manager, which is made at its first use. A process can choose its managers once,
+//!   before that.
 //! - Pointers can be dropped on any thread, after a reset, and while the process exits. Dropping never panics
-//!   and prints nothing. A pointer that outlives a reset frees nothing, even if its address has a new owner.
-//! - Managers call foreign code (builders, resources, finalizers) only without locks that dropping a pointer
-//!   needs exclusively. A binding for a language with a global lock releases that lock around every call.
+//!   and prints nothing. If a pointer outlives a reset, dropping it frees no memory, even if the address has
+//!   a new owner.
+//! - Managers call foreign code: builders, resources, finalizers. They never hold a lock during such a call
+//!   if dropping a pointer needs the lock exclusively. If a binding is for a language with a global lock, it
+//!   releases that lock around every call.
 //! - The interface shares memory with other processes through CUDA's legacy IPC handles, which exist only for
-//!   memory of `cuMemAlloc`. So its stacks need `pages=off`; the default manager and the stacks named here
-//!   give handles. A program that shares no memory needs less with `cuda+pool` (on one of the logs of
-//!   docs/book/src/benchmarks.md 1.04 times the bytes in use instead of 1.51).
+//!   memory that `cuMemAlloc` allocated. So its stacks need `pages=off`. The default manager and the stacks
+//!   named here give handles. A program that shares no memory needs less memory with `cuda+pool`: on one of
+//!   the logs in docs/book/src/benchmarks.md, 1.04 times the bytes in use instead of 1.51 times.
 //!
 //! ```no_run
 //! use millpond_core::{DeviceId, stack::LayerTable};

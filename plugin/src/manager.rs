@@ -13,84 +13,87 @@ pub use millpond_core::driver::HostFlags as HostAllocFlags;
 /// The version of NBEP 7's interface that this crate implements.
 pub const INTERFACE_VERSION: u32 = 1;
 
-/// A memory manager as NBEP 7 describes it. A framework takes all its memory on one device from it.
+/// A memory manager as NBEP 7 describes it. A framework allocates all its memory on one device from the
+/// device's manager.
 ///
-/// One instance serves one device. Methods are called on any thread. Pointers are dropped on any thread at
-/// any time, even after the manager itself was dropped and while the process exits.
+/// One instance serves one device. Its methods are called on any thread. Pointers are dropped on any thread
+/// at any time, even after the manager itself was dropped, and while the process exits.
 ///
-/// To write a manager for a library that knows device memory only, hold a
-/// [`HostOnlyMemoryManager`](crate::HostOnlyMemoryManager) and leave the host half to it.
+/// If a library allocates only device memory, its manager can hold a
+/// [`HostOnlyMemoryManager`](crate::HostOnlyMemoryManager), and forward all calls for host memory to it.
 pub trait MemoryManager: fmt::Debug + Send + Sync + 'static {
-    /// Allocates device memory. Zero bytes give a null pointer that owns nothing.
+    /// Allocates device memory. For zero bytes, returns a null pointer that owns no memory.
     ///
     /// # Errors
-    /// [`OutOfMemory`](millpond_core::ErrorKind::OutOfMemory) after all pending deallocations have run, or an
-    /// error of the driver.
+    /// Returns [`OutOfMemory`](millpond_core::ErrorKind::OutOfMemory) after all pending deallocations have
+    /// run, or an error of the driver.
     fn memalloc(&self, bytes: u64) -> Result<MemoryPointer>;
 
-    /// Allocates pinned host memory, mapped into the device's address space if the flags ask for it.
+    /// Allocates pinned host memory. If the flags ask for it, the memory is also mapped into the device's
+    /// address space.
     ///
     /// # Errors
-    /// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) for zero bytes,
-    /// [`Unsupported`](millpond_core::ErrorKind::Unsupported) for mapped memory if the device cannot map it,
-    /// or an error of the driver.
+    /// Returns [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) for zero bytes. Returns
+    /// [`Unsupported`](millpond_core::ErrorKind::Unsupported) for mapped memory if the device cannot map it.
+    /// Otherwise returns an error of the driver.
     fn memhostalloc(&self, bytes: u64, flags: HostAllocFlags) -> Result<HostMemory>;
 
     /// Allocates managed memory, which has one address for host and device. With `attach_global`, any stream
-    /// of any device may use it at once.
+    /// of any device may use the memory at once.
     ///
     /// # Errors
-    /// [`Unsupported`](millpond_core::ErrorKind::Unsupported) for host-only memory on a device that treats it
-    /// differently, or an error of the driver.
+    /// Returns [`Unsupported`](millpond_core::ErrorKind::Unsupported) for host-only memory on a device that
+    /// treats such memory differently. Otherwise returns an error of the driver.
     fn memallocmanaged(&self, bytes: u64, attach_global: bool) -> Result<MemoryPointer>;
 
-    /// Pins host memory that the caller allocated, and keeps `owner` until the pin is lifted. The pin is
-    /// lifted at once when the last reference is dropped, never deferred, so that the memory can be pinned
-    /// again.
+    /// Pins host memory that the caller allocated, and keeps `owner` until the memory is unpinned. When the
+    /// last reference is dropped, the memory is unpinned at once, so that it can be pinned again. This is
+    /// never deferred.
     ///
     /// # Errors
-    /// [`Unsupported`](millpond_core::ErrorKind::Unsupported) for a mapped pin if the device cannot map it,
-    /// or an error of the driver, for instance if part of the range is already pinned.
+    /// Returns [`Unsupported`](millpond_core::ErrorKind::Unsupported) for a mapped pin if the device cannot
+    /// map the memory. Otherwise returns an error of the driver, for instance if a part of the range is
+    /// already pinned.
     ///
     /// # Safety
-    /// `bytes` bytes at `ptr` are host memory that stays allocated as long as `owner` lives.
+    /// The `bytes` bytes at `ptr` are host memory that stays allocated as long as `owner` lives.
     unsafe fn mempin(&self, owner: Owner, ptr: HostPtr, bytes: u64, mapped: bool) -> Result<HostMemory>;
 
-    /// Makes the manager ready for its device. It is called before every use of the device, so it must be
-    /// cheap and keep existing state.
+    /// Prepares the manager for its device. The framework calls this before every use of the device. So it
+    /// must be cheap, and keep existing state.
     ///
     /// # Errors
-    /// An error of the driver, or of building the stack.
+    /// Returns an error of the driver, or an error of building the stack.
     fn initialize(&self) -> Result<()>;
 
     /// Returns the free and total memory in bytes.
     ///
     /// # Errors
-    /// [`Unsupported`](millpond_core::ErrorKind::Unsupported) from a manager that cannot tell, or an error of
-    /// the driver.
+    /// Returns [`Unsupported`](millpond_core::ErrorKind::Unsupported) if the manager does not know its
+    /// memory. Otherwise returns an error of the driver.
     fn get_memory_info(&self) -> Result<MemoryInfo>;
 
-    /// Returns a handle by which another process opens this memory. The handle keeps the memory alive.
+    /// Returns a handle with which another process can open this memory. The handle keeps the memory alive.
     ///
     /// # Errors
-    /// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) if the memory was freed,
-    /// [`Unsupported`](millpond_core::ErrorKind::Unsupported) if CUDA cannot share it this way: a stack's
-    /// pools need `pages=off`.
+    /// Returns [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) if the memory was freed.
+    /// Returns [`Unsupported`](millpond_core::ErrorKind::Unsupported) if CUDA cannot share the memory this
+    /// way: the pools of a stack need `pages=off`.
     fn get_ipc_handle(&self, memory: &MemoryPointer) -> Result<IpcHandle>;
 
-    /// Frees all memory of this manager, even if pointers to it remain. Those are not live afterwards, and
-    /// dropping them does nothing. It is called before the context is reset, perhaps before
-    /// [`initialize`](Self::initialize). The manager can be used again afterwards.
+    /// Frees all memory of this manager, even if pointers to it remain. After that, these pointers are not
+    /// live, and dropping them does nothing. The framework calls this before it resets the context, perhaps
+    /// before [`initialize`](Self::initialize). After that, the manager can be used again.
     fn reset(&self);
 
-    /// Defers costly cleanup until this guard and every other one is dropped. Guards nest.
+    /// Defers costly cleanup until this guard and every other guard are dropped. Guards can be nested.
     fn defer_cleanup(&self) -> DeferCleanup;
 
-    /// Returns the version of the interface. A manager without a device must answer without touching CUDA.
+    /// Returns the version of the interface. A manager without a device must answer without a call of CUDA.
     fn interface_version(&self) -> u32;
 }
 
-/// Defers cleanup while it lives; see [`MemoryManager::defer_cleanup`].
+/// Defers cleanup while this guard lives; see [`MemoryManager::defer_cleanup`].
 #[must_use = "cleanup is deferred only while the guard lives"]
 pub struct DeferCleanup {
     on_exit: Vec<Box<dyn FnOnce() + Send>>,
@@ -123,7 +126,8 @@ impl fmt::Debug for DeferCleanup {
     }
 }
 
-/// Makes the manager of one device. It is called with `None` to read the interface's version, and once for
-/// each device at its first use. If threads race for a device, it is called more than once, and one result
-/// stays. It must not touch CUDA: that is for [`MemoryManager::initialize`].
+/// Makes the manager of one device. The registry calls it with `None` to read the version of the interface.
+/// It calls it with a driver once for each device, at the first use of the device. If threads race for a
+/// device, it calls it several times, and keeps one result. The factory must not call CUDA, because
+/// [`MemoryManager::initialize`] does that.
 pub type ManagerFactory = Arc<dyn Fn(Option<DriverHandle>) -> Result<Arc<dyn MemoryManager>> + Send + Sync>;

@@ -11,11 +11,11 @@ use millpond_core::driver::HostPtr;
 use millpond_core::{DeviceId, DevicePtr, Error, ErrorKind, Result, format_bytes};
 use parking_lot::Mutex;
 
-/// The owner of pinned host memory. It is kept alive until the pin is lifted, and never inspected.
+/// The owner of pinned host memory. It is kept alive until the memory is unpinned, and is never inspected.
 pub type Owner = Box<dyn Any + Send + Sync>;
 
-/// The identity of an allocation. Unlike an address, it is unique for the life of the process: when a late
-/// finalizer runs, the address may belong to another allocation.
+/// The identity of an allocation. Unlike an address, it is unique as long as the process lives. When a late
+/// finalizer runs, the address may already belong to another allocation.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct Token(u64);
 
@@ -32,25 +32,26 @@ impl Token {
     }
 }
 
-/// Receives the token of an allocation when its last reference is dropped.
+/// Receives the token of an allocation when the last reference to the allocation is dropped.
 ///
-/// It is called on any thread, with any CUDA context or none, perhaps after a reset or while the process
-/// exits. An implementation looks the token up and ignores an unknown token.
+/// The finalizer is called on any thread, with any CUDA context or none, perhaps after a reset or while the
+/// process exits. An implementation looks the token up, and ignores a token that it does not know.
 pub trait Finalizer: Send + Sync + 'static {
-    /// Frees the allocation. It is called at most once per token, and must not panic.
+    /// Frees the allocation. This is called at most once per token, and must not panic.
     fn finalize(&self, token: Token);
 
-    /// Returns whether the allocation is still live: neither finalized nor ended by a reset.
+    /// Returns whether the allocation is still live: it was not finalized, and no reset ended it.
     fn is_live(&self, token: Token) -> bool;
 }
 
-/// The part that all pointers into one allocation share. The finalizer runs when the last pointer is dropped.
+/// The state that all pointers into one allocation share. The finalizer runs when the last pointer is
+/// dropped.
 struct Allocation {
     device: DeviceId,
     token: Token,
     finalizer: Option<Arc<dyn Finalizer>>,
     finalized: AtomicBool,
-    /// Dropped after the finalizer ran, so that memory is unpinned before its owner may free it.
+    /// The owner is dropped after the finalizer ran. So memory is unpinned before its owner can free it.
     _owner: Option<Owner>,
 }
 
@@ -64,7 +65,7 @@ impl Allocation {
             && self.finalizer.as_ref().is_none_or(|finalizer| finalizer.is_live(self.token))
     }
 
-    /// Runs the finalizer unless it has already run; returns whether it ran now.
+    /// Runs the finalizer, unless it has already run. Returns whether this call ran it.
     fn finalize(&self) -> bool {
         if self.finalized.swap(true, Ordering::AcqRel) {
             return false;
@@ -116,12 +117,12 @@ impl Finalizer for Once {
 
 /// A counted reference to device memory, or to a part of it.
 ///
-/// Clones, [`own`](Self::own)ed references and [views](Self::view) share one allocation and keep it alive.
-/// When the last of them is dropped, the finalizer runs once. The reference is an address and a length, not
-/// memory that the host can access.
+/// Clones, [`own`](Self::own)ed references and [views](Self::view) share one allocation, and keep it alive.
+/// When the last of them is dropped, the finalizer runs once. The reference is an address and a length. The
+/// host cannot access the memory through it.
 ///
-/// A manager's reset ends the memory even if pointers to it remain. They are then not [live](Self::is_live),
-/// and dropping them does nothing.
+/// When a manager is reset, it ends its memory even if pointers to the memory remain. These pointers are then
+/// not [live](Self::is_live), and dropping them does nothing.
 ///
 /// ```
 /// use millpond_core::{DeviceId, DevicePtr};
@@ -160,8 +161,8 @@ impl MemoryPointer {
         Self { device_pointer, bytes, allocation }
     }
 
-    /// Makes the first reference to an allocation that `finalizer` ends. It is called at most once, on any
-    /// thread.
+    /// Makes the first reference to an allocation that `finalizer` ends. `finalizer` is called at most once,
+    /// on any thread.
     pub fn with_finalizer(
         device: DeviceId,
         device_pointer: DevicePtr,
@@ -178,7 +179,7 @@ impl MemoryPointer {
         Self { device_pointer, bytes, allocation }
     }
 
-    /// Returns the null pointer, the result of a request for zero bytes.
+    /// Returns the null pointer, which is the result of a request for zero bytes.
     pub fn null(device: DeviceId) -> Self {
         Self::unowned(device, DevicePtr::NULL, 0)
     }
@@ -193,7 +194,7 @@ impl MemoryPointer {
         self.device_pointer
     }
 
-    /// Returns the length in bytes.
+    /// Returns the number of bytes.
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
@@ -203,26 +204,26 @@ impl MemoryPointer {
         self.allocation.token
     }
 
-    /// Returns the number of references to the allocation: this one, its clones and all views.
+    /// Returns the number of references to the allocation: this reference, its clones and all views.
     pub fn references(&self) -> usize {
         Arc::strong_count(&self.allocation)
     }
 
-    /// Returns whether the memory is still live: not freed, and not ended by a reset of its manager.
+    /// Returns whether the memory is still live: it was not freed, and no reset of its manager ended it.
     pub fn is_live(&self) -> bool {
         self.allocation.is_live()
     }
 
-    /// Returns one more reference, under NBEP 7's name.
+    /// Returns another reference to the allocation, under NBEP 7's name.
     #[must_use]
     pub fn own(&self) -> Self {
         self.clone()
     }
 
-    /// Returns a reference to the bytes `range` of this one. It keeps the whole allocation alive.
+    /// Returns a reference to the bytes `range` of this reference. It keeps the whole allocation alive.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidArgument`] if the range is reversed or reaches beyond the end.
+    /// Returns [`ErrorKind::InvalidArgument`] if the range is reversed, or if it reaches beyond the end.
     pub fn view(&self, range: Range<u64>) -> Result<Self> {
         if range.start > range.end || range.end > self.bytes {
             return Err(Error::invalid_argument(format!(
@@ -240,10 +241,10 @@ impl MemoryPointer {
         })
     }
 
-    /// Runs the finalizer now, even if references remain; they are not live afterwards.
+    /// Runs the finalizer now, even if references remain. After that, the references are not live.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidArgument`] if the memory is already free.
+    /// Returns [`ErrorKind::InvalidArgument`] if the memory is already free.
     pub fn free(&self) -> Result<()> {
         if self.is_live() && self.allocation.finalize() { Ok(()) } else { Err(self.gone("free")) }
     }
@@ -262,10 +263,10 @@ impl MemoryPointer {
     }
 }
 
-/// Pinned host memory without an address on the device. The driver allocated it, or pinned existing memory.
+/// Pinned host memory that has no address on the device. The driver allocated it, or pinned existing memory.
 ///
-/// Clones share the allocation. The memory is valid while a clone remains and [`is_live`](Self::is_live)
-/// holds.
+/// Clones share the allocation. The memory is valid while a clone exists and [`is_live`](Self::is_live)
+/// returns `true`.
 #[derive(Clone, Debug)]
 pub struct PinnedMemory {
     host_pointer: HostPtr,
@@ -275,7 +276,7 @@ pub struct PinnedMemory {
 
 impl PinnedMemory {
     /// Makes the first reference to memory that `finalizer` knows as `token`. If the memory existed before it
-    /// was pinned, `owner` is its owner.
+    /// was pinned, `owner` is the memory's owner.
     pub fn new(
         device: DeviceId,
         host_pointer: HostPtr,
@@ -294,7 +295,7 @@ impl PinnedMemory {
         self.host_pointer
     }
 
-    /// Returns the length in bytes.
+    /// Returns the number of bytes.
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
@@ -309,14 +310,15 @@ impl PinnedMemory {
         self.allocation.is_live()
     }
 
-    /// Returns one more reference, under NBEP 7's name.
+    /// Returns another reference to the allocation, under NBEP 7's name.
     #[must_use]
     pub fn own(&self) -> Self {
         self.clone()
     }
 }
 
-/// Pinned host memory that the device can access too, with an address on each side.
+/// Pinned host memory that the device can also access. It has an address on the host and an address on the
+/// device.
 #[derive(Clone, Debug)]
 pub struct MappedMemory {
     host_pointer: HostPtr,
@@ -324,9 +326,9 @@ pub struct MappedMemory {
 }
 
 impl MappedMemory {
-    /// Makes the first reference to memory that `finalizer` knows as `token`, at `host_pointer` for the host
-    /// and at `device_pointer` for the device. If the memory existed before it was pinned, `owner` is its
-    /// owner.
+    /// Makes the first reference to memory that `finalizer` knows as `token`. The memory is at `host_pointer`
+    /// for the host, and at `device_pointer` for the device. If the memory existed before it was pinned,
+    /// `owner` is the memory's owner.
     pub fn new(
         device: DeviceId,
         (host_pointer, device_pointer): (HostPtr, DevicePtr),
@@ -351,12 +353,12 @@ impl MappedMemory {
         self.memory.device_pointer
     }
 
-    /// Returns the length in bytes.
+    /// Returns the number of bytes.
     pub fn bytes(&self) -> u64 {
         self.memory.bytes
     }
 
-    /// Returns the device's side, which keeps the memory alive as well.
+    /// Returns the memory as the device sees it. The returned reference also keeps the memory alive.
     pub fn memory(&self) -> &MemoryPointer {
         &self.memory
     }
@@ -366,20 +368,20 @@ impl MappedMemory {
         self.memory.is_live()
     }
 
-    /// Returns one more reference, under NBEP 7's name.
+    /// Returns another reference to the allocation, under NBEP 7's name.
     #[must_use]
     pub fn own(&self) -> Self {
         self.clone()
     }
 }
 
-/// Host memory from `memhostalloc` and `mempin`, mapped into the device's address space or not.
+/// Host memory from `memhostalloc` or `mempin`. It may be mapped into the device's address space.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum HostMemory {
-    /// Pinned, not mapped.
+    /// The memory is pinned, but not mapped.
     Pinned(PinnedMemory),
-    /// Pinned, and mapped into the device's address space.
+    /// The memory is pinned, and mapped into the device's address space.
     Mapped(MappedMemory),
 }
 
@@ -392,7 +394,7 @@ impl HostMemory {
         }
     }
 
-    /// Returns the address on the device, if there is one.
+    /// Returns the address on the device; `None` if the memory is not mapped.
     pub fn device_pointer(&self) -> Option<DevicePtr> {
         match self {
             Self::Pinned(_) => None,
@@ -400,7 +402,7 @@ impl HostMemory {
         }
     }
 
-    /// Returns the length in bytes.
+    /// Returns the number of bytes.
     pub fn bytes(&self) -> u64 {
         match self {
             Self::Pinned(memory) => memory.bytes(),
@@ -416,7 +418,7 @@ impl HostMemory {
         }
     }
 
-    /// Returns the memory if it is mapped.
+    /// Returns the memory, if it is mapped.
     pub fn mapped(&self) -> Option<&MappedMemory> {
         match self {
             Self::Pinned(_) => None,

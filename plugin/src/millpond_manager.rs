@@ -1,4 +1,4 @@
-//! A memory manager over a stack of resources.
+//! A memory manager over a stack of memory resources.
 
 use std::cell::Cell;
 use std::fmt;
@@ -25,25 +25,27 @@ use crate::{
 };
 use millpond_core::driver::call;
 
-/// A manager that takes its device memory from a stack of millpond's resources.
+/// A manager that allocates its device memory from a stack of millpond's resources.
 ///
 /// - `memalloc` allocates on the legacy default stream, or on the stream that
-///   [`with_stream`](crate::with_stream) names. If another non-blocking stream uses the memory, announce it
+///   [`with_stream`](crate::with_stream) names. If another non-blocking stream uses the memory, announce this
 ///   with [`record_stream`](Self::record_stream).
-/// - A dropped pointer frees its block to the stack at once; the stack's pool keeps it for the next request.
-/// - While cleanup is deferred, dropped device memory is parked. It reaches the stack only when the outermost
-///   guard is dropped or memory is short.
-/// - `get_memory_info` counts reusable memory of the stack's pools as free.
-/// - `reset` returns all memory to the driver. If the manager built the stack, it drops it and builds another
-///   at the next use; a stack that was passed in is trimmed and stays. While a stream captures a graph, the
-///   reset cannot wait for all memory. Then such memory stays parked together with the stack: reset again
-///   afterwards.
+/// - When a pointer is dropped, its block returns to the stack at once. The pool of the stack keeps the block
+///   for the next request.
+/// - While cleanup is deferred, dropped device memory is parked. It returns to the stack when the outermost
+///   guard is dropped, or when there is too little memory for a request.
+/// - In `get_memory_info`, reusable memory of the stack's pools counts as free.
+/// - `reset` returns all memory to the driver. If the manager built the stack, it drops the stack, and builds
+///   another stack at the next use. If the stack was passed in, the manager trims the stack and keeps it.
+///   While a stream captures a graph, the reset cannot wait for all memory. Memory that may be in use then
+///   stays parked, together with the stack. In this case, reset again after the capture.
 /// - After a reset of the device's context (Numba's `cuda.close()`), a manager that built its stack builds
-///   another in the new context. A manager whose stack was passed in is lost with it.
+///   another stack in the new context. If its stack was passed in, the manager is lost together with the
+///   stack.
 ///
-/// `reset` must not be called from inside the stack, for instance from a resource's callback. Callbacks that
-/// it leads to may allocate and drop pointers, as finalizers there do. They must not wait for another thread
-/// that allocates, because that thread waits for the reset.
+/// `reset` must not be called from inside the stack, for instance from a callback of a resource. A reset may
+/// run callbacks. They may allocate memory and drop pointers, as finalizers do. But they must not wait for
+/// another thread that allocates, because that thread waits for the reset.
 ///
 /// ```
 /// use millpond_core::DriverHandle;
@@ -64,11 +66,11 @@ use millpond_core::driver::call;
 /// ```
 pub struct MillpondMemoryManager {
     host: HostOnlyMemoryManager,
-    /// The device's half; replaced after each reset of the context.
+    /// The state for device memory. It is replaced after each reset of the context.
     device: RwLock<Option<Arc<DeviceHalf>>>,
 }
 
-/// Builds a stack on a device.
+/// A function that builds a stack on a device.
 pub type StackBuilder = Arc<dyn Fn(&DriverHandle) -> Result<AnyResource> + Send + Sync>;
 
 /// Where the stack comes from.
@@ -78,30 +80,33 @@ enum Source {
     Built(StackBuilder),
 }
 
-/// The device's half of a manager. Pointers keep it alive for their finalizers.
+/// The state for device memory. Pointers keep it alive for their finalizers.
 struct DeviceHalf {
     driver: DriverHandle,
     source: Source,
-    /// The stack that serves requests. No lock is held while it is used. Each user and each block has its own
-    /// handle, so a block goes back to the stack that it came from.
+    /// The stack that serves requests. No lock is held while the stack is used. Each user and each block has
+    /// its own handle, so a block returns to the stack that it came from.
     stack: Mutex<Option<AnyResource>>,
-    /// Held while the stack is built: two stacks at a time would reserve memory twice. The value says whether
-    /// the thread that holds it is building.
+    /// This lock is held while the stack is built, because two stacks at a time would reserve memory twice.
+    /// The value says whether the thread that holds the lock is building.
     building: ReentrantMutex<Cell<bool>>,
-    /// Held during a reset: a new stack is built after the old stack's memory has gone back. A callback of
-    /// the stack may need this lock on the resetting thread, or for a while on another thread.
+    /// This lock is held during a reset, because a new stack is built only after the old stack has returned
+    /// its memory. A callback of the stack may need this lock on the resetting thread or, for a while, on
+    /// another thread.
     resetting: ReentrantMutex<()>,
     live: DashMap<Token, Block>,
     parked: DeferredQueue<Block>,
     order: ReleaseOrder,
-    /// Whether the context was reset and this half was replaced.
+    /// Whether the context was reset, and this state was replaced.
     is_lost: AtomicBool,
 }
 
-/// How long a request waits for a reset. In a callback of the stack, the reset may wait for the request.
+/// How long a request waits for a reset. In a callback of the stack, the reset may be waiting for the
+/// request.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// How long a request waits for another thread that builds the stack. The builder may wait for the request.
+/// How long a request waits for another thread that builds the stack. That thread may be waiting for the
+/// request.
 const BUILD_PATIENCE: Duration = Duration::from_secs(20);
 
 /// A live block.
@@ -119,14 +124,14 @@ impl MillpondMemoryManager {
         Self::with_source(Some(driver), Source::Given(resource))
     }
 
-    /// Makes a manager that builds its stack at the first use, and again after a reset. Without a device it
-    /// can only report its version. `build` must not use the manager.
+    /// Makes a manager that builds its stack at the first use, and again after a reset. If there is no
+    /// device, the manager can only report its version. `build` must not use the manager.
     pub fn with_builder(driver: Option<DriverHandle>, build: StackBuilder) -> Self {
         Self::with_source(driver, Source::Built(build))
     }
 
-    /// Makes a manager over the device's [default resource](millpond_resources::registry). It looks the
-    /// default up at the first use, and at the first use after a reset.
+    /// Makes a manager over the device's [default resource](millpond_resources::registry). The manager looks
+    /// up the default at its first use, and at the first use after a reset.
     ///
     /// ```
     /// use millpond_core::DeviceMemoryResource;
@@ -144,11 +149,11 @@ impl MillpondMemoryManager {
         Self::with_builder(Some(driver), Arc::new(build))
     }
 
-    /// Returns the driver of the manager's device, opened again after a reset of the context.
+    /// Returns the driver of the manager's device. After a reset of the context, opens the device again.
     ///
     /// # Errors
-    /// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) if the manager was made without a
-    /// device, or an error of opening the device.
+    /// Returns [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) if the manager was made without
+    /// a device. Returns an error if the device cannot be opened.
     pub fn driver(&self) -> Result<DriverHandle> {
         self.host.driver()
     }
@@ -166,23 +171,25 @@ impl MillpondMemoryManager {
         Self { host, device: RwLock::new(device) }
     }
 
-    /// Returns the stack, built on first use. While a caller keeps it, a reset cannot free its memory.
+    /// Returns the stack. At the first use, builds it. While a caller keeps the stack, a reset cannot free
+    /// its memory.
     ///
     /// # Errors
-    /// An error of building the stack.
+    /// Returns an error of building the stack.
     pub fn stack(&self) -> Result<AnyResource> {
         self.device()?.with_stack(|resource| Ok(Arc::clone(resource)))
     }
 
-    /// Announces that work on `stream` uses `memory`, so that the block goes back only after that work. The
-    /// stream must be alive at the call.
+    /// Announces that work on `stream` uses `memory`. After that, the block returns to the stack only after
+    /// this work. The stream must be alive at the call.
     ///
-    /// Every stream needs this call, except the stream that the memory was allocated on. Memory of the legacy
-    /// default stream waits for blocking streams anyway, so there only non-blocking streams need it.
+    /// Every stream that uses the memory needs this call, except the stream that the memory was allocated on.
+    /// For memory of the legacy default stream, only non-blocking streams need it, because this stream waits
+    /// for blocking streams anyway.
     ///
     /// # Errors
-    /// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) if the memory was freed or belongs to
-    /// another manager.
+    /// Returns [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) if the memory was freed, or
+    /// belongs to another manager.
     pub fn record_stream(&self, memory: &MemoryPointer, stream: StreamRef) -> Result<()> {
         let device = self.device()?;
         let mut block = device
@@ -193,7 +200,7 @@ impl MillpondMemoryManager {
         Ok(())
     }
 
-    /// Returns the number of device allocations that were dropped and wait for the end of a deferral.
+    /// Returns the number of device allocations that were dropped, and that wait for the end of a deferral.
     pub fn parked(&self) -> usize {
         self.device.read().as_ref().map_or(0, |device| device.parked.len())
     }
@@ -203,8 +210,8 @@ impl MillpondMemoryManager {
         self.device.read().as_ref().map_or(0, |device| device.live.len())
     }
 
-    /// Returns the device's half in the present context. It checks for a reset itself, because a pool with
-    /// enough memory makes no driver call.
+    /// Returns the state for device memory in the present context. It checks for a reset itself, because a
+    /// pool with enough memory makes no driver call.
     fn device(&self) -> Result<Arc<DeviceHalf>> {
         let device = self.device.read().clone().ok_or_else(no_device)?;
         if !device.driver.was_reset() {
@@ -216,12 +223,12 @@ impl MillpondMemoryManager {
         }
     }
 
-    /// Starts again after a reset of the context: opens the device again, takes another stack, and forgets
-    /// all earlier memory.
+    /// Starts again after a reset of the context: opens the device again, gets another stack, and removes all
+    /// earlier memory.
     fn open_again(&self, lost: &Arc<DeviceHalf>) -> Result<Arc<DeviceHalf>> {
         let driver = self.host.driver()?;
         let fresh = Arc::new(DeviceHalf::new(driver, lost.source.clone()));
-        // Other threads build the new stack after the lost stack has given back its memory.
+        // Other threads build the new stack after the lost stack has returned its memory.
         let resetting = fresh.resetting.lock();
         {
             let mut device = self.device.write();
@@ -314,8 +321,8 @@ impl DeviceHalf {
         }
     }
 
-    /// Handles a reset of the context: the blocks were lost with it. The stack gives back memory that
-    /// outlives the context when no call uses the stack any more.
+    /// Handles a reset of the context, with which all blocks were lost. Some memory of the stack outlives the
+    /// context. The stack returns it when no call uses the stack any more.
     fn forget(&self) {
         self.is_lost.store(true, Ordering::SeqCst);
         let lost = (self.known_stack_taken(), self.take_blocks());
@@ -330,7 +337,7 @@ impl DeviceHalf {
         self.stack.lock().take()
     }
 
-    /// Calls `body` with the stack, and builds it first if necessary.
+    /// Calls `body` with the stack. If there is no stack, builds it first.
     fn with_stack<T>(&self, body: impl FnOnce(&AnyResource) -> Result<T>) -> Result<T> {
         let known = match self.known_stack() {
             Some(known) => known,
@@ -369,8 +376,8 @@ impl DeviceHalf {
         Ok(built)
     }
 
-    /// Allocates a block from the stack. When memory is short, first frees all parked blocks and the blocks
-    /// that `flush_host` finds: running out would be worse than a pause.
+    /// Allocates a block from the stack. If there is too little memory, first frees all parked blocks and the
+    /// blocks that `flush_host` finds, because a failed request would be worse than a pause.
     fn allocate(
         &self,
         resource: &AnyResource,
@@ -392,7 +399,8 @@ impl DeviceHalf {
         Ok((ptr, token))
     }
 
-    /// Frees blocks to their stacks and parks blocks that cannot be ordered now; returns how many it freed.
+    /// Frees blocks to their stacks. Parks blocks whose free cannot be ordered now. Returns how many blocks
+    /// it freed.
     fn give_back_all(&self, blocks: Vec<Block>) -> usize {
         let count = blocks.len();
         let left: Vec<Block> = self.give_back(blocks).collect();
@@ -408,7 +416,8 @@ impl DeviceHalf {
         }
     }
 
-    /// Frees blocks to their stacks, each after its uses; returns the blocks that cannot be ordered now.
+    /// Frees blocks to their stacks, each after its uses. Returns the blocks whose free cannot be ordered
+    /// now.
     fn give_back(&self, blocks: Vec<Block>) -> impl Iterator<Item = Block> {
         blocks.into_iter().filter_map(|block| {
             // A stack that is not stream-ordered waits for the device anyway.
@@ -423,7 +432,7 @@ impl DeviceHalf {
                 }
             };
             // SAFETY: pointer and layout come from `allocate` on this stack. They were taken out of `live`,
-            // which holds each once. `stream` comes after every announced use.
+            // which holds each of them once. `stream` runs after every announced use.
             unsafe { block.stack.deallocate(block.ptr, block.layout, stream) };
             None
         })
@@ -433,15 +442,15 @@ impl DeviceHalf {
         self.give_back_all(self.parked.resume());
     }
 
-    /// Takes all live and parked blocks. Finalizers no longer find them.
+    /// Removes all live and parked blocks. Finalizers do not find them any more.
     fn take_blocks(&self) -> Vec<Block> {
         let tokens: Vec<Token> = self.live.iter().map(|entry| *entry.key()).collect();
         let live = tokens.iter().filter_map(|token| self.live.remove(token)).map(|(_, block)| block);
         self.parked.take_all().into_iter().chain(live).collect()
     }
 
-    /// Waits for the device, then frees blocks to their stacks. If the wait fails, each block goes back after
-    /// its own uses. Returns the blocks that cannot be ordered.
+    /// Waits for the device, and then frees blocks to their stacks. If the wait fails, each block returns to
+    /// its stack after its own uses. Returns the blocks whose free cannot be ordered.
     fn give_back_at_once(&self, blocks: Vec<Block>) -> Vec<Block> {
         if blocks.is_empty() {
             return blocks;
@@ -464,8 +473,8 @@ impl DeviceHalf {
     }
 
     fn reset(&self) {
-        // Resets wait for each other. If one waits for the other in a callback of the stack, each gives back
-        // the blocks that it finds.
+        // Resets wait for each other. If one reset waits for the other in a callback of the stack, each of
+        // them returns the blocks that it finds.
         let _resetting = self.resetting.try_lock_for(PATIENCE);
         let Some(resource) = self.known_stack_taken() else { return };
         let left = self.give_back_at_once(self.take_blocks());
@@ -478,11 +487,12 @@ impl DeviceHalf {
                  reset again when no stream captures a graph"
             );
         }
-        // Even a stack that the manager built may have other owners, as the device's default resource has.
+        // Even a stack that the manager built may have other owners, as the device's default resource does.
         if let Err(error) = resource.trim(0) {
             tracing::debug!(target: "millpond::plugin", %error, "could not trim the stack");
         }
-        // Blocks that could not be freed go back later. A callback of the stack may have built another stack.
+        // Blocks that could not be freed now return later. A callback of the stack may have built another
+        // stack.
         let goes_on = !left.is_empty() || matches!(self.source, Source::Given(_));
         self.park(left);
         if goes_on && !self.is_lost.load(Ordering::SeqCst) {
@@ -491,7 +501,7 @@ impl DeviceHalf {
     }
 }
 
-/// Marks that the thread is building the stack, while it lives.
+/// Marks that the thread is building the stack. The mark ends when this value is dropped.
 struct IsBuilding<'a>(&'a Cell<bool>);
 
 impl Drop for IsBuilding<'_> {
@@ -500,7 +510,7 @@ impl Drop for IsBuilding<'_> {
     }
 }
 
-// Printing takes the values out of the locks first: a resource's `Debug` is foreign code.
+// Printing first takes the values out of the locks, because a resource's `Debug` is foreign code.
 
 impl fmt::Debug for MillpondMemoryManager {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -531,8 +541,8 @@ impl fmt::Debug for Block {
 
 impl Drop for DeviceHalf {
     fn drop(&mut self) {
-        // Every pointer keeps this alive. So only blocks that could not be ordered when they were dropped are
-        // left.
+        // Every pointer keeps this state alive. So only blocks whose free could not be ordered when they were
+        // dropped are left.
         let left = self.give_back_at_once(self.take_blocks());
         if !left.is_empty() {
             tracing::warn!(
@@ -541,7 +551,8 @@ impl Drop for DeviceHalf {
                 "a memory manager was dropped and could not wait for work on the device; memory that may \
                  be in use is lost until the process ends"
             );
-            // This includes their stack: dropping it would free the memory under them.
+            // This includes the stack of the blocks: dropping it would free their memory while they may be in
+            // use.
             std::mem::forget(left);
         }
     }

@@ -1,4 +1,4 @@
-//! Chooses the memory manager of the process, and keeps one for each device.
+//! Chooses the memory managers of the process, and keeps one manager for each device.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -14,17 +14,17 @@ use crate::{
     CudaMemoryManager, INTERFACE_VERSION, ManagerFactory, MemoryManager, MillpondMemoryManager, StackBuilder,
 };
 
-/// The environment variable that names the memory manager's stack.
+/// The environment variable that names the stack of the memory manager.
 pub const MEMORY_MANAGER_VARIABLE: &str = "MILLPOND_MEMORY_MANAGER";
 
-/// An example stack for users to copy. Its pool maps no pages, so that programs can get IPC handles of its
-/// memory.
+/// An example of a stack that users can copy. Its pool maps no pages, so that programs can get IPC handles of
+/// its memory.
 const ADVISED_STACK: &str = "cuda+pool:initial=1GiB,pages=off";
 
-/// Chooses the memory manager of a process, and keeps one for each device.
+/// Chooses the memory managers of a process, and keeps one manager for each device.
 ///
 /// The process has one registry ([`ManagerRegistry::process`]), which [`set_memory_manager`] and
-/// [`get_memory_manager`] use; tests make their own.
+/// [`get_memory_manager`] use. Tests make their own registries.
 ///
 /// ```
 /// use millpond_core::{Driver, stack::LayerTable};
@@ -55,13 +55,13 @@ pub type OpenDevice = Box<dyn Fn(DeviceId) -> Result<DriverHandle> + Send + Sync
 
 #[derive(Default)]
 struct State {
-    /// The factory that was set, or that the first device chose.
+    /// The factory that was set, or that was chosen when the first device was used.
     factory: Option<ManagerFactory>,
     managers: HashMap<DeviceId, Arc<dyn MemoryManager>>,
 }
 
 impl ManagerRegistry {
-    /// Makes a separate registry. `layers` are the layers that the environment variable's stack may name.
+    /// Makes a separate registry. The stack in the environment variable may name the layers in `layers`.
     pub fn new(environment: Environment, open: OpenDevice, layers: LayerTable) -> Self {
         Self { environment, open, layers, state: Mutex::default() }
     }
@@ -72,7 +72,7 @@ impl ManagerRegistry {
             let layers =
                 LayerTable::new(millpond_resources::LAYERS.iter().chain(millpond_plan::LAYERS).copied())
                     .with(millpond_adaptors::LAYERS.iter().copied());
-            // A value that is not Unicode is no stack either: it must be refused, not ignored.
+            // A value that is not Unicode is not a stack, either. It must be refused, not ignored.
             let lossy = |value: std::ffi::OsString| value.to_string_lossy().into_owned();
             let environment = Box::new(move |name: &str| variable(name).map(lossy));
             ManagerRegistry::new(environment, Box::new(millpond_driver::open), layers)
@@ -80,13 +80,15 @@ impl ManagerRegistry {
         &PROCESS
     }
 
-    /// Sets the memory manager once, before the first [`get`](Self::get). If [`MEMORY_MANAGER_VARIABLE`] is
-    /// set in the environment, it wins: the call warns through `tracing`, returns `Ok` and changes nothing.
+    /// Sets the memory managers of the process once, before the first [`get`](Self::get). If
+    /// [`MEMORY_MANAGER_VARIABLE`] is set in the environment, the variable takes precedence: the call warns
+    /// through `tracing`, returns `Ok` and changes nothing.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidStack`] if the variable's text is not a stack, [`ErrorKind::InvalidArgument`] at
-    /// the second call or after a device has its manager, [`ErrorKind::Unsupported`] for another version of
-    /// the interface, or an error of `factory`.
+    /// Returns [`ErrorKind::InvalidStack`] if the variable's text is not a stack. Returns
+    /// [`ErrorKind::InvalidArgument`] at the second call, or after a device has its manager. Returns
+    /// [`ErrorKind::Unsupported`] if the factory's manager implements another version of the interface.
+    /// Otherwise returns an error of `factory`.
     pub fn set(&self, factory: ManagerFactory) -> Result<()> {
         if let Some(text) = self.stack_text() {
             self.factory_of(&text)?; // mistakes are reported at the first use, and this is one
@@ -97,7 +99,7 @@ impl ManagerRegistry {
             return Ok(());
         }
         self.state.lock().refuse_change()?;
-        // Without the lock, because a factory is foreign code.
+        // The lock is not held here, because a factory is foreign code.
         let version = factory(None)?.interface_version();
         if version != INTERFACE_VERSION {
             return Err(Error::new(
@@ -114,11 +116,11 @@ impl ManagerRegistry {
         Ok(())
     }
 
-    /// Returns the initialized manager of a device, made at the first call.
+    /// Returns the initialized manager of a device. The first call for the device makes the manager.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidStack`] if the text of [`MEMORY_MANAGER_VARIABLE`] is not a stack, or an error of
-    /// opening the device, making the manager or initializing it.
+    /// Returns [`ErrorKind::InvalidStack`] if the text in [`MEMORY_MANAGER_VARIABLE`] is not a stack.
+    /// Otherwise returns an error of opening the device, or of making or initializing the manager.
     pub fn get(&self, device: DeviceId) -> Result<Arc<dyn MemoryManager>> {
         let known = self.state.lock().managers.get(&device).cloned();
         let manager = match known {
@@ -127,8 +129,8 @@ impl ManagerRegistry {
                 let chosen = self.stack_text().map(|text| self.factory_of(&text)).transpose()?;
                 let driver = (self.open)(device)?;
                 let made = self.settle(chosen)(Some(driver))?;
-                // Another thread may have been faster. Making a manager touches no device, so this one is
-                // just dropped, without the lock.
+                // Another thread may have been faster. Making a manager touches no device, so this manager is
+                // dropped, without the lock.
                 let known = match self.state.lock().managers.entry(device) {
                     Entry::Occupied(known) => Some(Arc::clone(known.get())),
                     Entry::Vacant(slot) => {
@@ -149,13 +151,14 @@ impl ManagerRegistry {
         managers.iter().for_each(|manager| manager.reset());
     }
 
-    /// Returns the factory of managers: the one from the environment (`chosen`), the one that was set, or the
-    /// default. The first call decides.
+    /// Returns the factory of managers: the factory from the environment (`chosen`), or else the factory that
+    /// was set, or else the default. The first call decides for all later calls.
     fn settle(&self, chosen: Option<ManagerFactory>) -> ManagerFactory {
-        // Declared before the lock is taken, so it is dropped after the lock.
+        // The variable is declared before the lock is taken, so it is dropped after the lock.
         let mut _before = None;
         let mut state = self.state.lock();
-        // After the first manager, the environment is not read again: all devices use the same factory.
+        // After the first manager is made, the environment is not read again, so all devices use the same
+        // factory.
         if state.managers.is_empty()
             && let Some(chosen) = chosen
         {
@@ -170,7 +173,7 @@ impl ManagerRegistry {
             self.layers.get(&layer.name).map_err(|error| explain(text, error))?;
         }
         let (layers, text) = (self.layers.clone(), text.to_owned());
-        // Only building shows whether the layers fit together and whether their parameters are valid.
+        // Only building the stack shows whether its layers fit together and whether its parameters are valid.
         let build: StackBuilder =
             Arc::new(move |driver| spec.build(&layers, driver).map_err(|error| explain(&text, error)));
         Ok(Arc::new(move |driver| {
@@ -184,12 +187,12 @@ impl ManagerRegistry {
     }
 }
 
-/// Adds to an error that the stack came from the environment, and an example of a valid stack.
+/// Adds to an error that the stack came from the environment. Also adds an example of a valid stack.
 fn explain(text: &str, error: Error) -> Error {
     if matches!(error.kind(), ErrorKind::InvalidStack | ErrorKind::InvalidArgument) {
         error.context(format_args!(
-            "{MEMORY_MANAGER_VARIABLE}={text} is not a stack; set it to one such as `{ADVISED_STACK}`, or \
-             unset it"
+            "{MEMORY_MANAGER_VARIABLE}={text} is not a stack; set it to a stack such as `{ADVISED_STACK}`, \
+             or unset it"
         ))
     } else {
         error.context(format_args!("{MEMORY_MANAGER_VARIABLE}={text}"))
@@ -222,20 +225,20 @@ impl fmt::Debug for ManagerRegistry {
     }
 }
 
-/// Sets the memory manager of the process once, before a device is used. If [`MEMORY_MANAGER_VARIABLE`]
-/// (`MILLPOND_MEMORY_MANAGER`) is set in the environment, it wins: the call warns through `tracing`, returns
-/// `Ok` and changes nothing.
+/// Sets the memory managers of the process once, before a device is used. If [`MEMORY_MANAGER_VARIABLE`]
+/// (`MILLPOND_MEMORY_MANAGER`) is set in the environment, the variable takes precedence: the call warns
+/// through `tracing`, returns `Ok` and changes nothing.
 ///
 /// # Errors
-/// The errors of [`ManagerRegistry::set`].
+/// Returns the errors of [`ManagerRegistry::set`].
 pub fn set_memory_manager(factory: ManagerFactory) -> Result<()> {
     ManagerRegistry::process().set(factory)
 }
 
-/// Returns the process's initialized memory manager of a device; see [`ManagerRegistry::get`].
+/// Returns the initialized memory manager of a device in this process; see [`ManagerRegistry::get`].
 ///
 /// # Errors
-/// The errors of [`ManagerRegistry::get`].
+/// Returns the errors of [`ManagerRegistry::get`].
 pub fn get_memory_manager(device: DeviceId) -> Result<Arc<dyn MemoryManager>> {
     ManagerRegistry::process().get(device)
 }

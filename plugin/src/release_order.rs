@@ -1,4 +1,4 @@
-//! Orders the free of a block after all streams that used it.
+//! Orders the free of a block after the work of all streams that used the block.
 
 use millpond_core::driver::{CaptureModeGuard, Event, EventFlags};
 use millpond_core::{DriverError, DriverHandle, Error, Result, StreamId, StreamRef};
@@ -7,8 +7,8 @@ use parking_lot::Mutex;
 use crate::current_stream;
 use millpond_core::driver::call;
 
-/// A stream that uses a block, with the stream's identity at that time. On the thread of a late finalizer,
-/// the name of the per-thread stream means another stream.
+/// A stream that uses a block, with the stream's identity at the time of the use. On the thread of a late
+/// finalizer, the handle of the per-thread stream means another stream.
 #[derive(Clone, Copy, Debug)]
 struct StreamUse {
     stream: StreamRef,
@@ -18,7 +18,7 @@ struct StreamUse {
 /// All streams that use a block.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Uses {
-    /// The legacy default stream, perhaps together with blocking streams that were never announced.
+    /// The legacy default stream. Blocking streams that were never announced may also have used the block.
     legacy: bool,
     others: Vec<StreamUse>,
 }
@@ -42,16 +42,17 @@ impl Uses {
     }
 }
 
-/// Finds the stream in whose order a block can go back, long after its allocation and on any thread.
+/// Finds the stream in whose order a block can be freed. The free may come long after the allocation, and on
+/// any thread.
 ///
 /// By then, the streams that used the block may be destroyed. So a block is freed in the order of the legacy
-/// default stream, which implicitly follows all blocking streams. It waits for every other stream with an
-/// event, or, if that stream may be destroyed, by waiting for the device.
+/// default stream, which waits for all blocking streams implicitly. For every other stream, it waits for an
+/// event. If that stream may be destroyed, the host waits for the device instead.
 #[derive(Debug)]
 pub(crate) struct ReleaseOrder {
     driver: DriverHandle,
-    /// A spare event. One thread at a time records it and waits for it; an enqueued wait keeps the record
-    /// that it waits for.
+    /// A spare event. One thread at a time records it and waits for it. A wait that was enqueued still waits
+    /// for its own record.
     event: Mutex<Option<Event>>,
 }
 
@@ -60,11 +61,11 @@ impl ReleaseOrder {
         Self { driver, event: Mutex::new(None) }
     }
 
-    /// Returns the stream on which a block goes back after `uses`.
+    /// Returns the stream on which a block can be freed after `uses`.
     ///
     /// # Errors
-    /// An error of the driver, if the block cannot be ordered now, for instance while a stream captures a
-    /// graph.
+    /// Returns an error of the driver if the free cannot be ordered now, for instance while a stream captures
+    /// a graph.
     pub(crate) fn after(&self, uses: &Uses) -> Result<StreamRef> {
         let scope = current_stream();
         if let [only] = uses.others[..]
@@ -76,7 +77,8 @@ impl ReleaseOrder {
         let _captures = CaptureModeGuard::relaxed(&*self.driver);
         let mut device_wide = false;
         for StreamUse { stream, .. } in &uses.others {
-            // Per-thread streams are blocking streams: the legacy stream comes after them implicitly.
+            // Per-thread default streams are blocking streams, so the legacy default stream runs after them
+            // implicitly.
             if !stream.is_per_thread() && !self.join(*stream)? {
                 device_wide = true;
             }
@@ -88,16 +90,17 @@ impl ReleaseOrder {
         Ok(StreamRef::LEGACY)
     }
 
-    /// Makes the legacy stream wait for `stream` if that is known to be alive; returns whether it did.
+    /// If `stream` is known to be alive, makes the legacy default stream wait for it. Returns whether it did.
     fn join(&self, stream: StreamRef) -> Result<bool> {
-        // This thread owns the event until it puts it back, and calls the driver without the lock.
+        // This thread owns the event until it puts the event back. It calls the driver without the lock.
         let spare = self.event.lock().take();
         let event = match spare {
             Some(event) => event,
             None => call(&*self.driver, |driver| driver.event_create(EventFlags::default()))?,
         };
         let joined = call(&*self.driver, |driver| {
-            // While a blocking stream captures a graph, a wait of the legacy stream would end the capture.
+            // While a blocking stream captures a graph, a wait of the legacy default stream would end the
+            // capture.
             match driver.stream_is_capturing(StreamRef::LEGACY) {
                 Err(error) if !error.is_unsupported() => return Err(error),
                 Ok(_) | Err(_) => {}

@@ -1,4 +1,4 @@
-//! Copies shared memory for a device that cannot access it.
+//! Copies shared memory to a device that cannot access the memory itself.
 
 use millpond_core::driver::{CaptureModeGuard, Event, EventFlags, StreamFlags, call};
 use millpond_core::{DeviceId, DriverHandle, Error, Result, StreamRef};
@@ -6,12 +6,12 @@ use millpond_core::{DeviceId, DriverHandle, Error, Result, StreamRef};
 use crate::{IpcHandle, MemoryManager, MemoryPointer, current_stream, with_stream};
 
 impl IpcHandle {
-    /// Returns whether `driver`'s device can access the memory directly, as [`open`](Self::open) requires.
-    /// `source` is the driver of the memory's own device in this process. If not,
-    /// [`open_staged`](Self::open_staged) copies the memory.
+    /// Returns whether the device of `driver` can access the memory directly, as [`open`](Self::open)
+    /// requires. `source` is the driver of the memory's own device in this process. If the device cannot
+    /// access the memory, [`open_staged`](Self::open_staged) copies it.
     ///
     /// # Errors
-    /// An error of the driver.
+    /// Returns an error of the driver.
     pub fn can_access_peer(source: &DriverHandle, driver: &DriverHandle) -> Result<bool> {
         let peer = driver.device();
         if source.device() == peer {
@@ -20,12 +20,13 @@ impl IpcHandle {
         call(&**source, |source| source.can_be_accessed_by(peer))
     }
 
-    /// Copies the memory to `driver`'s device, into memory of `manager`, which belongs to that device.
-    /// `source` is the driver of the memory's own device in this process. The mapping ends before this
-    /// returns. The caller owns the copy; the sharing process keeps its memory.
+    /// Copies the memory to the device of `driver`. The copy is in memory of `manager`, which belongs to this
+    /// device. `source` is the driver of the memory's own device in this process. The mapping ends before
+    /// this call returns. The caller owns the copy; the sharing process keeps its memory.
     ///
     /// # Errors
-    /// The errors of [`open`](Self::open) and of [`MemoryManager::memalloc`], or an error of the driver.
+    /// Returns the errors of [`open`](Self::open) and of [`MemoryManager::memalloc`], or an error of the
+    /// driver.
     pub fn open_staged(
         &mut self,
         source: &DriverHandle,
@@ -54,7 +55,7 @@ fn copy_to(
     let _captures = CaptureModeGuard::relaxed(&**driver);
     let mut copying = Copying::new(driver)?;
     let owner = current_stream();
-    // On a capturing stream, a record would end the capture or become a part of it.
+    // On a capturing stream, recording an event would end the capture or become a part of it.
     let is_captured = match call(&**driver, |driver| Ok(driver.stream_is_capturing(owner)))? {
         Ok(is_captured) => is_captured,
         Err(error) if error.is_unsupported() => false,
@@ -62,13 +63,17 @@ fn copy_to(
         Err(error) => return call(&**driver, |_| Err(error)),
     };
     let copy = if is_captured {
-        // The block goes back after all work of the device, because this stream ends.
+        // The block is freed after all work of the device, because this stream ends.
         with_stream(copying.stream, || manager.memalloc(memory.bytes()))
     } else {
         manager.memalloc(memory.bytes())
     }?;
     if copy.device() != driver.device() {
-        let why = format!("the manager belongs to {}, but the driver to {}", copy.device(), driver.device());
+        let why = format!(
+            "the manager belongs to {}, but the driver belongs to {}",
+            copy.device(),
+            driver.device()
+        );
         return Err(Error::invalid_argument(why));
     }
     let outcome = if is_captured { Ok(()) } else { copying.after(owner) };
@@ -78,7 +83,7 @@ fn copy_to(
 }
 
 /// A copy between devices on its own stream. The legacy default stream would end captures of blocking
-/// streams, and the block may be for another stream. Waits for the copy when dropped.
+/// streams, and the block may be for another stream. Dropping this value waits for the copy.
 struct Copying<'a> {
     driver: &'a DriverHandle,
     stream: StreamRef,
@@ -92,8 +97,8 @@ impl<'a> Copying<'a> {
         Ok(Self { driver, stream, event: None, is_running: false })
     }
 
-    /// Orders the copy after the work of the stream that the block is for. That stream may have used the
-    /// block.
+    /// Orders the copy after the work of the stream that the block is for, because that stream may have used
+    /// the block.
     fn after(&mut self, owner: StreamRef) -> Result<()> {
         let event = call(&**self.driver, |driver| driver.event_create(EventFlags::default()))?;
         self.event = Some(event);

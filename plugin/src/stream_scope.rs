@@ -11,11 +11,12 @@ thread_local! {
 
 /// Runs `body` with `stream` as the stream on which this thread's `memalloc` allocates.
 ///
-/// NBEP 7 names no stream, so [`MillpondMemoryManager`](crate::MillpondMemoryManager) uses the legacy default
-/// stream, which is right for every blocking stream. Inside `with_stream`, memory is ready for use on
-/// `stream` instead. If only `stream` uses memory that is dropped inside, the memory goes back in its order;
-/// announce other uses with [`record_stream`](crate::MillpondMemoryManager::record_stream). Calls nest. The
-/// stream must be alive until `body` returns.
+/// NBEP 7 names no stream. So [`MillpondMemoryManager`](crate::MillpondMemoryManager) uses the legacy default
+/// stream, which is correct for every blocking stream. Inside `with_stream`, memory is ready for use on
+/// `stream` instead. If memory is dropped inside, and only `stream` uses it, the memory is freed in the order
+/// of `stream`. If other streams use it, announce this with
+/// [`record_stream`](crate::MillpondMemoryManager::record_stream). Calls nest. The stream must be alive until
+/// `body` returns.
 ///
 /// ```
 /// use millpond_core::StreamRef;
@@ -31,16 +32,18 @@ pub fn with_stream<T>(stream: StreamRef, body: impl FnOnce() -> T) -> T {
 
 /// Returns the stream on which this thread's `memalloc` allocates; see [`with_stream`].
 pub fn current_stream() -> StreamRef {
-    // At the end of a thread, after its locals are destroyed, late finalizers run outside of every scope.
+    // At the end of a thread, after its thread-local values are destroyed, late finalizers run outside of
+    // every scope.
     CURRENT.try_with(Cell::get).ok().flatten().unwrap_or(StreamRef::LEGACY)
 }
 
-/// [`with_stream`] as a guard, for callers that cannot pass a closure. Scopes end in reverse order.
+/// Works like [`with_stream`], as a guard, for callers that cannot pass a closure. Scopes end in reverse
+/// order.
 #[derive(Debug)]
 #[must_use = "the stream is in use only while the guard lives"]
 pub struct StreamScope {
     previous: Option<StreamRef>,
-    /// The guard belongs to its thread.
+    /// The guard must stay on its thread.
     _not_send: PhantomData<*const ()>,
 }
 
@@ -54,7 +57,7 @@ impl StreamScope {
 
 impl Drop for StreamScope {
     fn drop(&mut self) {
-        // Fails only at the end of the thread, when the scope is no longer in use.
+        // This fails only at the end of the thread, when the scope is no longer in use.
         let _ = CURRENT.try_with(|current| current.set(self.previous));
     }
 }

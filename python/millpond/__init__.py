@@ -114,8 +114,8 @@ def library_path() -> str:
 def get_include() -> str:
     """Return the folder of the headers for C and C++. It contains `millpond.h` and `millpond/millpond.hpp`.
 
-    If you compile a library with these headers and link it to `library_path()`, it shares this process's
-    resources.
+    If you compile a library with these headers and link it to `library_path()`, the library shares this
+    process's resources.
 
     Example:
         >>> import pathlib

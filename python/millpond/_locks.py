@@ -9,7 +9,7 @@ _made: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def lock() -> Any:
-    """Return a new reentrant lock. In a forked child, it is free if another thread of the parent held it.
+    """Return a new reentrant lock. In a forked child, it is free unless the thread that forked held it.
 
     Example:
         >>> from millpond import _locks

@@ -142,9 +142,9 @@ def _counts(device: int) -> dict[str, int]:
 def _asking(memory: Any, device: int, size: int) -> Iterator[None]:
     """Hold the memory in use, plus all requests in progress, within the limit of a device.
 
-    This sum counts a request in progress twice if its bytes are already in use. If a new request would fit
-    without the requests in progress, it therefore waits until they end. A request inside another request of
-    the same thread does not wait, because other threads may wait for the outer request.
+    This sum counts a request in progress twice if its bytes are already in use. So a new request waits for
+    the other requests if it would fit without them. A request inside another request of the same thread does
+    not wait, because other threads may wait for the outer request.
     """
     request, deadline = (device, threading.get_ident(), size), time.monotonic() + _PATIENCE
     with _asked:

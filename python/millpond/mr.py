@@ -168,7 +168,7 @@ class UpstreamResourceAdaptor(DeviceMemoryResource):
         return self._upstream  # type: ignore[return-value]
 
     def get_upstream(self) -> DeviceMemoryResource:
-        """Return the resource below, as `upstream_mr`.
+        """Return the resource below, like the property `upstream_mr`.
 
         Example:
             >>> import millpond
@@ -995,7 +995,7 @@ class AlignedResourceAdaptor(UpstreamResourceAdaptor):
     Args:
         upstream_mr: The resource below.
         alignment: The alignment in bytes, a power of 2.
-        alignment_threshold: A size in bytes. Smaller requests keep their own alignment.
+        alignment_threshold: A size in bytes. The adaptor does not align smaller requests further.
 
     Raises:
         TypeError: `upstream_mr` is None.
@@ -1299,7 +1299,7 @@ def available_device_memory() -> tuple[int, int]:
 def register_reinitialize_hook(
     func: Callable[_P, _R], *args: _P.args, **kwargs: _P.kwargs
 ) -> Callable[_P, _R]:
-    """Call a function before each `reinitialize`. The function that was registered last is called first.
+    """Register a function to call before each `reinitialize`. The function registered last is called first.
 
     Args:
         func: The function.
@@ -1326,7 +1326,7 @@ def unregister_reinitialize_hook(func: Callable[..., object]) -> None:
     """Remove all registrations of a function. Functions are compared with `==`, so bound methods work too.
 
     Args:
-        func: The function that was registered. An unknown function changes nothing.
+        func: The function that was registered. If it was not registered, nothing changes.
 
     Example:
         >>> import millpond
@@ -1361,7 +1361,7 @@ def reinitialize(
         devices: A device, its number, or several of them; None means device 0.
         logging: Whether to log each call, as `LoggingResourceAdaptor` does.
         log_file_name: The path of the log; None means the path in MILLPOND_LOG_FILE or RMM_LOG_FILE.
-        stack: The text of a stack. With it, the first four arguments have no effect.
+        stack: The text of a stack. It replaces `pool_allocator`, `managed_memory` and the pool's sizes.
 
     Raises:
         NoDeviceError: There is no such device.
@@ -1465,7 +1465,7 @@ def get_log_filenames() -> dict[int, str | None]:
     """Return the file of each device's log.
 
     Returns:
-        A dict that maps each device's number to the path of its log, or to None if it has no log.
+        A dict that maps each device's number to the path of its log, or to None if the device has no log.
 
     Example:
         >>> import millpond

@@ -23,7 +23,7 @@ def binary() -> Path:
 
 
 def main() -> NoReturn:
-    """Replace this process with the binary, which gets the same arguments (`python -m millpond.replay LOG`).
+    """Replace this process with `millpond-replay`, which gets this process's arguments.
 
     Raises:
         SystemExit: The binary is missing; the message says how to install it.

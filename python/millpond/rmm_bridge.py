@@ -2,8 +2,8 @@
 
 `python -m millpond.rmm_bridge build` compiles the bridge. Then `millpond.rmm.use()` uses it, and RAPIDS calls
 libmillpond without the GIL and without Python code. The build needs a C++20 compiler, Cython, and the headers
-of RMM and of CUDA's runtime. The environment variable CXX can name the compiler. MILLPOND_RMM_BRIDGE can name
-the folder for the bridge, which is otherwise the user's cache.
+of RMM and of CUDA's runtime. The environment variable CXX can name the compiler. The environment variable
+MILLPOND_RMM_BRIDGE can name the folder for the bridge; the default is the user's cache.
 """
 
 import functools

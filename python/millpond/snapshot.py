@@ -28,7 +28,8 @@ def memory_snapshot(
         The snapshot, with the keys of `torch.cuda.memory._snapshot()` and sizes in bytes.
 
     Raises:
-        UnsupportedError: No layer of the stack knows the stack's blocks, as with "cuda". Use a pool.
+        UnsupportedError: No layer of the stack knows the stack's blocks, for example in the stack "cuda".
+            Use a pool.
         OSError: The file cannot be written.
 
     Example:
@@ -58,7 +59,7 @@ def record_memory_history(
 ) -> None:
     """Record the last events of this process's memory, for `memory_snapshot`.
 
-    Each event takes 64 bytes of host memory. To capture a call stack takes about a microsecond.
+    Each event takes 64 bytes of host memory. Capturing a call stack takes about a microsecond.
 
     Args:
         max_entries: How many events to keep at most. New events overwrite the oldest ones.
@@ -67,7 +68,7 @@ def record_memory_history(
         clear_history: Whether to forget earlier events.
 
     Raises:
-        ValueError: `stacks` is another text, or `max_entries` is negative.
+        ValueError: `stacks` is none of these texts, or `max_entries` is negative.
 
     Example:
         >>> import millpond

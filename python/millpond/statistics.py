@@ -142,8 +142,8 @@ def pop_statistics() -> Statistics | None:
 def statistics() -> Iterator[None]:
     """Count the allocations inside a `with` block separately.
 
-    If statistics are enabled, the block starts a level, and ends the level at its end. Otherwise the block
-    enables statistics, and restores the default resource at its end.
+    If statistics are enabled, the `with` statement starts a level, and ends the level after the block.
+    Otherwise, it enables statistics, and restores the default resource after the block.
 
     Raises:
         ValueError: The code in the block replaced the default resource.
@@ -258,7 +258,7 @@ class ProfilerRecords:
             return dict(self._records)
 
     def report(self, ordered_by: str = "memory_peak") -> str:
-        """Return the records as a table, highest first.
+        """Return the records as a table. The row with the highest value comes first.
 
         Args:
             ordered_by: The column that orders the rows: "memory_peak", "num_calls" or "memory_total".
@@ -310,7 +310,7 @@ def _get_descriptive_name_of_object(obj: Callable[..., object]) -> str:
 class ProfilerContext:
     """Profiles a function as a decorator, or a block as a context manager. `profiler` makes this object.
 
-    If statistics are not enabled, it does nothing.
+    If statistics are not enabled, this object does nothing.
 
     Args:
         records: The records that receive the counters.
@@ -361,8 +361,8 @@ class ProfilerContext:
 def profiler(*, records: ProfilerRecords = default_profiler_records, name: str = "") -> ProfilerContext:
     """Return an object that profiles the allocations of a function or a block.
 
-    It counts the allocations of the current device's default resource. If statistics are not enabled, it does
-    nothing.
+    The object counts the allocations of the current device's default resource. If statistics are not enabled,
+    it does nothing.
 
     Args:
         records: The records that receive the counters; by default `default_profiler_records`.

@@ -30,7 +30,8 @@ if TYPE_CHECKING:
 #: The forms of a device that functions of `torch.cuda` accept.
 TorchDeviceLike: TypeAlias = FrameworkDevice | str
 
-# PyTorch keeps the addresses of an allocator's functions as long as memory from it lives. So the allocators
+# PyTorch keeps the addresses of an allocator's functions as long as memory from the allocator lives. So the
+# allocators are kept until the process ends.
 # are kept until the process ends.
 _kept: list[Any] = []
 _patched: list[tuple[Any, str, Any]] = []

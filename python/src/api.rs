@@ -1,7 +1,7 @@
 //! The functions of libmillpond, loaded once.
 //!
-//! The library owns all pools of the process. Other users of the library in this process (PyTorch, CuPy, a
-//! program in C) therefore share the pools. The library stays loaded until the process ends.
+//! The library owns all pools of the process. Other users of the library in this process (PyTorch, CuPy, a C
+//! program) therefore share the pools. The library stays loaded until the process ends.
 
 use std::ffi::{CStr, CString, c_char, c_void};
 use std::path::Path;
@@ -198,8 +198,8 @@ pub(crate) fn load(path: &Path, is_interrupted: InterruptFunction) -> Result<(),
     };
     if version != ABI {
         return Err(format!(
-            "{} has version {version} of the interface, and this package wants {ABI}: use the library of the \
-             package's own version",
+            "{} has interface version {version}, but this package needs version {ABI}: use the libmillpond \
+             of the package's own version",
             path.display()
         ));
     }
@@ -208,7 +208,7 @@ pub(crate) fn load(path: &Path, is_interrupted: InterruptFunction) -> Result<(),
     // SAFETY: the function may be called on any thread, and does not unwind.
     unsafe { (api.set_interrupt)(is_interrupted) };
     let _ = API.set(api);
-    // The library must stay loaded, because blocks may come back at any time until the process ends.
+    // The library must stay loaded, because blocks may be freed at any time until the process ends.
     std::mem::forget(library);
     forks();
     Ok(())
@@ -238,8 +238,8 @@ pub(crate) fn generation() -> usize {
     GENERATION.load(Ordering::Relaxed)
 }
 
-/// A separate value for each process. A forked child must not use its parent's locks: a thread that the child
-/// does not have may hold them.
+/// A separate value for each process. A forked child must not use its parent's locks: a thread that does not
+/// exist in the child may hold them.
 #[derive(Debug)]
 pub(crate) struct PerProcess<T>(pub(crate) [T; 8]);
 

@@ -1,8 +1,8 @@
 //! Blocks of memory that buffers share.
 //!
-//! Each block has one stream and is freed in its order. A use on another stream first waits for the work
-//! submitted so far to the block's stream. The block's stream then waits for the use. So uses follow one
-//! another, and the free comes last.
+//! Each block belongs to one stream, and is freed in the order of this stream. A use on another stream first
+//! waits for the work submitted so far to the block's stream. The block's stream then waits for the use. So
+//! the uses run one after another, and the free comes last.
 
 use std::ffi::c_void;
 use std::mem::ManuallyDrop;
@@ -28,9 +28,10 @@ const PER_THREAD: usize = 2;
 /// The origin of a block's memory.
 #[derive(Debug)]
 pub(crate) enum Source {
-    /// A resource, which gets the memory back.
+    /// A resource, which gets the memory back when the block is freed.
     Resource(Arc<ResourceHandle>),
-    /// Another library, by DLPack. The lender is set if the tensor is an export of a block from this module.
+    /// Another library, through DLPack. `lender` is set if the tensor is an export of a block from this
+    /// module.
     Foreign { tensor: Foreign, device: Arc<DeviceHandle>, lender: Option<Arc<Block>> },
 }
 
@@ -39,20 +40,21 @@ pub(crate) enum Source {
 pub(crate) struct Block {
     pub(crate) address: usize,
     pub(crate) bytes: u64,
-    /// Dropped with the block, or moved out by [`end`](Self::end).
+    /// Dropped together with the block, unless [`end`](Self::end) has moved it out.
     pub(crate) source: ManuallyDrop<Source>,
-    /// The stream on which the block was allocated, and in whose order it is freed. Dropped as `source` is.
+    /// The stream on which the block was allocated, and in whose order it is freed. It is dropped as `source`
+    /// is.
     pub(crate) stream: ManuallyDrop<Arc<StreamHandle>>,
-    /// The owner thread, if `stream` is a per-thread default stream.
+    /// The thread that owns the stream, if `stream` is a per-thread default stream.
     thread: Option<ThreadId>,
     /// Whether another library may use the memory on an unknown stream.
     is_at_large: AtomicBool,
-    /// Tells which owners the collector sees: [`SHOWN`], plus [`HIDDEN`] for each export.
+    /// Which owners of the block the garbage collector sees: [`SHOWN`], plus [`HIDDEN`] for each export.
     seen: AtomicU32,
     made_in: usize,
 }
 
-/// Some of the owners are buffers that keep the resource's Python object.
+/// Set if some of the owners are buffers that keep the resource's Python object.
 const SHOWN: u32 = 1;
 /// Added once for each export of the block.
 const HIDDEN: u32 = 2;
@@ -67,13 +69,13 @@ struct Kept {
 static KEPT: PerProcess<Kept> =
     PerProcess([const { Kept { blocks: Mutex::new(Vec::new()), count: AtomicUsize::new(0) } }; 8]);
 
-/// Frees the kept blocks if their devices can be waited for now.
+/// Frees the kept blocks whose devices can be waited for now.
 fn give_back_kept() {
     let kept = KEPT.get();
     if kept.count.load(Ordering::Acquire) == 0 {
         return;
     }
-    // This thread owns them while it waits. A block that is still in use is kept again.
+    // This thread owns the blocks while it waits. A block that is still in use is kept again.
     let blocks = std::mem::take(&mut *kept.blocks.lock());
     kept.count.fetch_sub(blocks.len(), Ordering::AcqRel);
     drop(blocks);
@@ -88,7 +90,7 @@ pub(crate) enum Consumer {
     Unknown,
 }
 
-/// Returns the calling thread if the handle means a different stream on each thread.
+/// Returns the calling thread if the stream handle means a different stream on each thread.
 fn thread_of(stream: usize) -> Option<ThreadId> {
     (stream == PER_THREAD).then(|| thread::current().id())
 }
@@ -103,7 +105,8 @@ fn stream_here(stream: *mut c_void, thread: Option<ThreadId>) -> *mut c_void {
     }
 }
 
-/// Returns whether both handles mean one stream on this thread. 0 and 1 are both the legacy default stream.
+/// Returns whether both handles mean the same stream on this thread. The handles 0 and 1 both mean the legacy
+/// default stream.
 fn is_same(stream: *mut c_void, other: *mut c_void) -> bool {
     stream.addr().max(1) == other.addr().max(1)
 }
@@ -125,8 +128,8 @@ impl Block {
         Ok(Self::of(ptr.addr(), bytes, Source::Resource(resource), stream))
     }
 
-    /// Takes a block that the calling thread has cached, or returns the resource. With `if_default`, the
-    /// resource must still be the default of the current device.
+    /// Takes a block from the calling thread's cache. If the cache has no such block, returns the resource.
+    /// With `if_default`, the resource must still be the default of the current device.
     ///
     /// The call never waits for the device, nor for a thread that waits for the GIL. So the caller may hold
     /// the GIL.
@@ -153,7 +156,7 @@ impl Block {
         Arc::new(Self { address, bytes, source, stream, thread, is_at_large, seen, made_in: generation() })
     }
 
-    /// A block over memory of another library.
+    /// Makes a block over memory of another library.
     pub(crate) fn foreign(
         tensor: Foreign,
         bytes: u64,
@@ -171,7 +174,7 @@ impl Block {
         }
     }
 
-    /// Returns whether the device and the host can access the memory at its address.
+    /// Returns whether the device and the host can access the memory at the block's address.
     pub(crate) fn accessibility(&self) -> Result<(bool, bool), Failure> {
         match &*self.source {
             Source::Resource(resource) => resource.accessibility(),
@@ -187,8 +190,8 @@ impl Block {
         }
     }
 
-    /// Notes that every owner is now a buffer that keeps the resource's Python object. Returns the resource
-    /// if the collector has to know of these buffers.
+    /// Notes that every owner is now a buffer that keeps the resource's Python object. If the collector has
+    /// to know of these buffers, returns the resource.
     pub(crate) fn show(&self) -> Option<Arc<ResourceHandle>> {
         let Source::Resource(resource) = &*self.source else { return None };
         if !resource.counts_blocks() {
@@ -212,7 +215,7 @@ impl Block {
         }
     }
 
-    /// Notes that an export has ended; the caller drops its use of the block next. If that was the last use,
+    /// Notes that an export has ended. The caller drops its use of the block next. If this was the last use,
     /// the block stays hidden, because no Python object keeps it any more.
     pub(crate) fn unhide(self: &Arc<Self>) {
         if Arc::strong_count(self) > 1 && self.seen.fetch_sub(HIDDEN, Ordering::Relaxed) == SHOWN + HIDDEN {
@@ -226,8 +229,8 @@ impl Block {
         }
     }
 
-    /// Returns the block that is freed. Memory that came from this module by DLPack follows its own block's
-    /// order.
+    /// Returns the block whose free counts. If this module's own memory came back through DLPack, that is the
+    /// original block, because its order decides.
     fn root(&self) -> &Self {
         match &*self.source {
             Source::Foreign { lender: Some(lender), .. } => lender.root(),
@@ -240,8 +243,8 @@ impl Block {
         stream_here(self.stream.ptr(), self.thread)
     }
 
-    /// Submits work on `stream` that uses the block. The work waits for the work submitted so far to the
-    /// block's own stream, which then waits for it.
+    /// Submits work on `stream` that uses the block. The work first waits for the work submitted so far to
+    /// the block's own stream. Then the block's own stream waits for the new work.
     pub(crate) fn on<T>(
         &self,
         stream: &StreamHandle,
@@ -321,7 +324,7 @@ impl Block {
         self.root().own_stream().addr().max(1)
     }
 
-    /// Waits on the host for the work that uses the block.
+    /// Waits on the host until the work that uses the block is done.
     pub(crate) fn wait(&self) -> Result<(), Failure> {
         let root = self.root();
         // SAFETY: the device's handle and the stream are live.
@@ -342,7 +345,7 @@ impl Block {
         !makes(Mistake::Wait) && self.wait_for_device().map_or_else(|failure| failure.is_lost(), |()| true)
     }
 
-    /// Frees the memory. Returns `false` if work on unknown streams may still use it. The call needs no GIL.
+    /// Frees the memory. If work on unknown streams may still use it, returns `false`. The call needs no GIL.
     /// A forked child does not free its parent's memory.
     fn release(&self) -> bool {
         if self.made_in != generation() || self.address == 0 {
@@ -370,8 +373,8 @@ impl Block {
         true
     }
 
-    /// Keeps the block for a later call, because the device cannot be waited for now. This happens, for
-    /// instance, while a stream captures a graph.
+    /// Keeps the block for a later call, because the device cannot be waited for now: for instance, a stream
+    /// is capturing a graph.
     ///
     /// # Safety
     /// The block is not used any more, not even by its drop.
@@ -390,7 +393,8 @@ impl Block {
 }
 
 impl Block {
-    /// Ends a block that has no other owner. The caller holds the GIL; it is released before any wait.
+    /// Ends a block that has no other owner. The caller holds the GIL. Before any wait, the call releases the
+    /// GIL.
     pub(crate) fn end(self, py: Python<'_>) {
         let may_be_kept =
             self.address != 0 && self.made_in == generation() && !self.is_at_large.load(Ordering::Relaxed);
@@ -411,7 +415,7 @@ impl Block {
         // SAFETY: each is taken once, and the block is not dropped.
         let (source, stream) =
             unsafe { (ManuallyDrop::take(&mut this.source), ManuallyDrop::take(&mut this.stream)) };
-        // The last user of a resource or a stream ends it, which may take long.
+        // The last user of a resource or a stream ends it, and this may take long.
         if let Source::Resource(resource) = source
             && let Some(last) = Arc::into_inner(resource)
         {

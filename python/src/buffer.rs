@@ -73,9 +73,11 @@ impl DeviceBuffer {
         self.view.lock().clone().ok_or_else(was_collected)
     }
 
-    /// Returns the current view, and the stream of an argument or, if it was left out, of the buffer.
+    /// Returns the current view, and a stream: the argument's stream or, if the argument was left out, the
+    /// buffer's stream.
     pub(crate) fn view_on(&self, stream: StreamArgument<'_>) -> PyResult<(View, Arc<StreamHandle>)> {
-        // The argument is resolved first: it may run Python code that changes the buffer.
+        // The argument is resolved before the view is read, because it may run Python code that changes the
+        // buffer.
         let stream = stream.resolve_if_given()?;
         let view = self.view()?;
         let stream = stream.unwrap_or_else(|| view.stream.clone());
@@ -87,7 +89,7 @@ impl DeviceBuffer {
         Self { view, mr: Mutex::new(mr) }
     }
 
-    /// A buffer over memory of another library, or over a block of this module.
+    /// Makes a buffer over memory of another library, or over a block of this module.
     pub(crate) fn foreign(
         foreign: Foreign,
         bytes: u64,
@@ -104,11 +106,11 @@ impl DeviceBuffer {
         self.mr.lock().as_ref().map(|mr| mr.clone_ref(py))
     }
 
-    /// Changes the size, and the block if `wanted` says so. `wanted` gets the view and returns the new size
-    /// and, for another block, its capacity.
+    /// Changes the size, and the block if `wanted` asks for another block. `wanted` gets the view. It returns
+    /// the new size and, for another block, the block's capacity.
     ///
-    /// Size and block change together. If another thread changes one of them meanwhile, `wanted` is called
-    /// again.
+    /// The size and the block change together. If another thread changes one of them before that, `wanted` is
+    /// called again.
     pub(crate) fn change(
         &self,
         py: Python<'_>,
@@ -128,7 +130,9 @@ impl DeviceBuffer {
                 }
             };
             let Source::Resource(resource) = &*view.block.source else {
-                return Err(PyBufferError::new_err("memory of another library has a fixed size"));
+                return Err(PyBufferError::new_err(
+                    "the buffer's memory belongs to another library, so its size is fixed",
+                ));
             };
             let made = py.detach(|| {
                 let block = Block::new(resource.clone(), capacity, stream.clone())?;
@@ -236,7 +240,7 @@ impl DeviceBuffer {
         })
     }
 
-    /// Copies to `ary`, or to a new host array.
+    /// Copies to `ary` or, if it is `None`, to a new host array.
     pub(crate) fn write_host<'py>(
         &self,
         py: Python<'py>,
@@ -259,8 +263,8 @@ impl DeviceBuffer {
 
     /// Copies from a buffer, or from an object with `__cuda_array_interface__`.
     ///
-    /// The stream waits for the stream that the object names, which then waits for the copy. So the source
-    /// may end at once. If the object names no stream, the call waits for the copy.
+    /// The stream waits for the stream that the object names. The object's stream then waits for the copy, so
+    /// the source may end at once. If the object names no stream, the call waits for the copy.
     pub(crate) fn read_device(
         &self,
         py: Python<'_>,
@@ -304,7 +308,8 @@ impl DeviceBuffer {
                 return Ok(());
             }
             match view.prefetch(device == Some(-1), &stream) {
-                // Pinned memory and devices without page migration cannot move. That is no error, as in RMM.
+                // Pinned memory cannot move, nor can any memory if the device has no page migration. As in
+                // RMM, this is not an error.
                 Err(failure) if !failure.is_refusal() => Err(failure),
                 _ => Ok(()),
             }
@@ -340,11 +345,11 @@ impl DeviceBuffer {
         Ok(byte[0].into_pyobject(py)?.into_any().unbind())
     }
 
-    /// Fills a Python buffer. If the host can access the memory, the buffer uses it in place, and otherwise a
-    /// read-only copy.
+    /// Fills a Python buffer. If the host can access the memory, the Python buffer uses the memory itself.
+    /// Otherwise it uses a read-only copy.
     ///
     /// # Safety
-    /// Python calls it with a buffer to fill.
+    /// Python calls this function with a buffer to fill.
     pub(crate) unsafe fn export(
         slf: &Bound<'_, Self>,
         buffer: *mut ffi::Py_buffer,
@@ -358,7 +363,7 @@ impl DeviceBuffer {
         if !is_reached {
             if flags & ffi::PyBUF_WRITABLE != 0 {
                 return Err(PyBufferError::new_err(
-                    "the host cannot access the buffer's memory and sees a copy: use copy_from_host to \
+                    "the host cannot access the buffer's memory, so it sees a copy: use copy_from_host to \
                      write",
                 ));
             }
@@ -390,7 +395,7 @@ fn numpy_empty(py: Python<'_>, size: u64) -> PyResult<Bound<'_, PyAny>> {
 pub(crate) fn fits(bytes: u64, view: &View) -> PyResult<()> {
     if bytes > view.size {
         return Err(PyValueError::new_err(format!(
-            "{bytes} bytes do not fit into the buffer's {}",
+            "{bytes} bytes do not fit into the buffer, which has {}",
             view.size
         )));
     }

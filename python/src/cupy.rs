@@ -1,7 +1,7 @@
-//! `malloc` and `free` for CuPy's `CFunctionAllocator`, which calls them with the GIL held.
+//! `malloc` and `free` for CuPy's `CFunctionAllocator`. CuPy calls them with the GIL held.
 //!
-//! The library releases the GIL unless the thread's cache serves the call. So no call waits for the device,
-//! or for a thread that wants the GIL, while it holds the GIL.
+//! If the thread's cache does not serve the call, the library releases the GIL. So no call holds the GIL
+//! while it waits for the device, or for a thread that wants the GIL.
 
 use std::collections::HashMap;
 use std::ffi::c_void;
@@ -20,18 +20,18 @@ struct Functions {
     current_stream: extern "C" fn() -> isize,
     /// CuPy's Python function that returns the current stream's object, for streams that may end.
     stream_object: Py<PyAny>,
-    /// Serves every other request: `(size, device) -> address`.
+    /// Serves every request that this module does not serve: `(size, device) -> address`.
     otherwise: Py<PyAny>,
     /// One bit for each device whose requests this module can serve.
     plain_devices: AtomicU64,
 }
 
-/// The stream of each block that was not allocated on a default stream. It lives as long as the block.
+/// The stream of each block that was not allocated on a default stream. The entry lives as long as the block.
 static STREAMS: Mutex<Option<HashMap<usize, Py<PyAny>>>> = Mutex::new(None);
 /// The number of entries in `STREAMS`, readable without its lock.
 static STREAM_COUNT: AtomicUsize = AtomicUsize::new(0);
 
-/// The result that CuPy takes as a failure if an exception is set.
+/// The result that means a failure to CuPy, if an exception is set.
 const FAILED: *mut c_void = without_provenance_mut(usize::MAX);
 
 /// The highest handle of a default stream. Default streams never end.
@@ -101,8 +101,8 @@ extern "C" fn allocate(functions: *mut c_void, bytes: usize, device: i32) -> *mu
     answer.unwrap_or(FAILED)
 }
 
-/// Does the same for a stream that may end: the block keeps it. Returns `None` if that fails or memory runs
-/// out.
+/// Allocates on a stream that may end, and keeps the stream as long as the block lives. Returns `None` if
+/// that fails, or if there is no memory.
 fn allocate_on(functions: &Functions, bytes: usize, device: i32, stream: isize) -> Option<*mut c_void> {
     Python::try_attach(|py| {
         let object = functions.stream_object.call0(py).ok()?;

@@ -38,15 +38,15 @@ impl DeviceHandle {
     }
 
     /// Returns the calling thread's current device: the device of CUDA's current context, or else the default
-    /// one.
+    /// device.
     pub(crate) fn current() -> Result<Arc<Self>, Failure> {
         ensure_default();
         // SAFETY: the result may be written.
         Self::from_call(|device| unsafe { (api().device_current)(device) })
     }
 
-    /// Returns the process's default device, which `millpond_device_open` selects. The first call opens it if
-    /// it is simulated.
+    /// Returns the process's default device, which `millpond_device_open` selects. If the device is
+    /// simulated, the first call opens it.
     fn default_one() -> Result<Arc<Self>, Failure> {
         // SAFETY: a null name is allowed, and the result may be written.
         Self::from_call(|device| unsafe { (api().device_open)(null(), device) })
@@ -78,10 +78,10 @@ impl fmt::Display for DeviceHandle {
     }
 }
 
-/// Opens the default device if it is simulated, and makes it the current one. The library keeps it open.
+/// If the default device is simulated, opens it, and makes it the current device. The library keeps it open.
 ///
-/// If the environment names no device that can be opened, the next call that needs the current device reports
-/// it.
+/// If the environment names a device that cannot be opened, the next call that needs the current device
+/// reports the error.
 pub(crate) fn ensure_default() {
     static IS_THERE: AtomicBool = AtomicBool::new(false);
     if !IS_THERE.load(Ordering::Relaxed) {
@@ -92,9 +92,9 @@ pub(crate) fn ensure_default() {
 /// A CUDA device or a simulated one. The object itself uses no memory of the device.
 ///
 /// Without a name, this is the calling thread's current device: the device of CUDA's current context. If
-/// there is no such context, it is the default device. MILLPOND_DEVICE names the default device. If this
+/// there is no such context, this is the default device. MILLPOND_DEVICE names the default device. If this
 /// variable is not set and several devices are visible, LOCAL_RANK selects the default device. Otherwise the
-/// default is cuda:0, or a simulated H200 on a machine without a GPU.
+/// default device is cuda:0 or, on a machine without a GPU, a simulated H200.
 ///
 /// Args:
 ///     name: "cuda:1" is a CUDA device, and "sim:8GiB" makes a simulated one. None means the current device.
@@ -237,7 +237,8 @@ impl Device {
 #[derive(Debug)]
 pub(crate) struct StreamHandle {
     pub(crate) raw: usize,
-    /// The device that made the stream, and the generation, if this value owns the stream.
+    /// The device that made the stream, and the generation of the process. Set only if this value owns the
+    /// stream.
     made_on: Option<(Arc<DeviceHandle>, usize)>,
     /// The object of another library that the stream came from.
     _owner: Option<Py<PyAny>>,
@@ -252,11 +253,12 @@ impl StreamHandle {
         std::ptr::without_provenance_mut(self.raw)
     }
 
-    /// Refuses a stream that belongs to a different device than the memory, if its device is known.
+    /// Refuses a stream whose device is known, and is not the device of the memory.
     pub(crate) fn check_on(&self, device: &DeviceHandle) -> Result<(), Failure> {
         match &self.made_on {
             Some((own, _)) if !own.is_same(device) => Err(Failure::refused(format!(
-                "the stream belongs to {own}, but the memory to {device}: use a stream of the memory's device"
+                "the stream belongs to {own}, but the memory belongs to {device}: use a stream of the \
+                 memory's device"
             ))),
             _ => Ok(()),
         }
@@ -308,7 +310,8 @@ impl Drop for StreamHandle {
 #[derive(Debug)]
 pub(crate) struct Stream(pub(crate) Arc<StreamHandle>);
 
-/// Reads an attribute that an object may lack. Other exceptions of a property, such as Ctrl-C, are passed on.
+/// Reads an attribute that an object may lack. If the attribute is a property that raises another exception,
+/// such as Ctrl-C, the exception is passed on.
 pub(crate) fn attribute<'py>(object: &Bound<'py, PyAny>, name: &str) -> PyResult<Option<Bound<'py, PyAny>>> {
     match object.getattr(name) {
         Err(error) if error.is_instance_of::<PyAttributeError>(object.py()) => Ok(None),
@@ -316,7 +319,7 @@ pub(crate) fn attribute<'py>(object: &Bound<'py, PyAny>, name: &str) -> PyResult
     }
 }
 
-/// Returns the number if the object is one, as an `int` is.
+/// If the object is a number, such as an `int`, returns the number.
 fn number_of(object: &Bound<'_, PyAny>) -> PyResult<Option<usize>> {
     match object.extract::<usize>() {
         Err(error) if error.is_instance_of::<PyTypeError>(object.py()) => Ok(None),
@@ -364,8 +367,8 @@ pub(crate) fn stream_of(argument: &Bound<'_, PyAny>) -> PyResult<Arc<StreamHandl
     Err(PyTypeError::new_err(format!("{kind} is not a stream: it has no `__cuda_stream__`")))
 }
 
-/// A stream argument. If the caller leaves it out, it means the default stream or a buffer's own. None is
-/// refused.
+/// A stream argument. If the caller leaves it out, the default stream or the buffer's own stream is meant.
+/// None is refused.
 pub(crate) struct StreamArgument<'py>(pub(crate) Option<Bound<'py, PyAny>>);
 
 impl<'a, 'py> FromPyObject<'a, 'py> for StreamArgument<'py> {
@@ -404,7 +407,9 @@ impl Stream {
     ) -> PyResult<Self> {
         if let Some(obj) = obj {
             if flags.is_some() || device.is_some() {
-                return Err(PyValueError::new_err("flags and a device are for a new stream, not for `obj`"));
+                return Err(PyValueError::new_err(
+                    "`flags` and `device` are for a new stream; omit them if you pass `obj`",
+                ));
             }
             return Ok(Self(stream_of(obj)?));
         }

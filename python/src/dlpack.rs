@@ -1,4 +1,4 @@
-//! Buffers for other libraries, by DLPack.
+//! Buffers for other libraries, through DLPack.
 
 use std::ffi::{CStr, c_void};
 use std::ptr::{null_mut, without_provenance_mut};
@@ -23,7 +23,7 @@ const FLAG_COPIED: u64 = 2;
 pub(crate) const PLAIN: &CStr = c"dltensor";
 pub(crate) const VERSIONED: &CStr = c"dltensor_versioned";
 
-/// An exported tensor, with everything it points to and keeps.
+/// An exported tensor, with everything that it points to and keeps alive.
 struct Export<T> {
     managed: T,
     shape: [i64; 1],
@@ -84,7 +84,8 @@ fn consumer_of(stream: Option<i64>) -> PyResult<Option<usize>> {
         None => Ok(Some(1)),
         Some(-1) => Ok(None),
         Some(0) => Err(PyValueError::new_err(
-            "stream 0 is ambiguous: use 1 for the legacy default stream, 2 for the per-thread one",
+            "stream 0 is ambiguous: use 1 for the legacy default stream, or 2 for the per-thread default \
+             stream",
         )),
         Some(stream) if stream < -1 => Err(PyValueError::new_err(format!("{stream} is not a DLPack stream"))),
         Some(stream) => Ok(Some(stream as usize)),
@@ -103,7 +104,8 @@ pub(crate) fn export<'py>(
     let device = py.detach(|| device_of(&view))?;
     if let Some(wanted) = dl_device.filter(|wanted| *wanted != device) {
         return Err(PyBufferError::new_err(format!(
-            "the buffer is on DLPack's device {device:?}, not on {wanted:?}; copy_to_host copies to the host"
+            "the buffer is on DLPack's device {device:?}, not on {wanted:?}; to copy it to the host, call \
+             copy_to_host"
         )));
     }
     let stream = consumer_of(stream)?;
@@ -170,19 +172,19 @@ unsafe extern "C" fn end_plain(managed: *mut Managed) {
     unsafe { Box::from_raw((*managed).context.cast::<Export<Managed>>()) }.end();
 }
 
-/// Ends an export with a version in the same way.
+/// Ends an export with a version, as `end_plain` does.
 unsafe extern "C" fn end_versioned(managed: *mut ManagedVersioned) {
     // SAFETY: the context is the export, which ends here.
     unsafe { Box::from_raw((*managed).context.cast::<Export<ManagedVersioned>>()) }.end();
 }
 
-/// Ends an export whose capsule had no consumer. No work used it.
+/// Ends an export whose capsule had no consumer, so that no work used the export.
 unsafe extern "C" fn drop_plain(capsule: *mut ffi::PyObject) {
     // SAFETY: Python calls this with a capsule of ours; a consumer has changed its name.
     unsafe { drop_unused::<Managed>(capsule, PLAIN, |managed| (*managed).context) }
 }
 
-/// Ends an export with a version in the same way.
+/// Ends an export with a version, as `drop_plain` does.
 unsafe extern "C" fn drop_versioned(capsule: *mut ffi::PyObject) {
     // SAFETY: as above.
     unsafe { drop_unused::<ManagedVersioned>(capsule, VERSIONED, |managed| (*managed).context) }

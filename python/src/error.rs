@@ -1,4 +1,4 @@
-//! Failures of the library as Python's exceptions.
+//! Failures of the library as Python exceptions.
 
 use std::cell::RefCell;
 use std::ffi::{CStr, c_char};
@@ -21,12 +21,12 @@ pub(crate) struct Failure {
 }
 
 impl Failure {
-    /// An argument that must not reach the library.
+    /// Makes the failure for an argument that must not reach the library.
     pub(crate) fn refused(message: String) -> Self {
         Self { status: 2, message, code: 0, report: None }
     }
 
-    /// A request from an object that this version of millpond cannot serve.
+    /// Makes the failure for a request that this version of millpond cannot serve.
     pub(crate) fn unsupported(message: String) -> Self {
         Self { status: 5, message, code: 0, report: None }
     }
@@ -41,7 +41,7 @@ impl Failure {
         self.status == 7
     }
 
-    /// Returns whether the driver or the library refused the request itself, however much memory is free.
+    /// Returns whether the driver or the library refused the request itself. More free memory would not help.
     pub(crate) fn is_refusal(&self) -> bool {
         // The statuses: invalid argument, unsupported. CUDA's codes: invalid value, invalid device, not
         // supported.
@@ -52,21 +52,21 @@ impl Failure {
 /// An exception that the program's callback raised.
 #[derive(Debug)]
 pub(crate) enum Raised {
-    /// The exception is the cause of the call's own exception.
+    /// The exception becomes the cause of the exception that the call raises.
     Cause(PyErr),
-    /// The call raises this exception, not its own.
+    /// The call raises this exception instead of its own.
     Instead(PyErr),
 }
 
 impl Raised {
-    /// Classifies an exception of a function that allocates. Out of memory becomes the cause of millpond's
-    /// own error. Any other exception becomes a `RuntimeError`, as in RMM.
+    /// Classifies an exception of a function that allocates. An out-of-memory error becomes the cause of
+    /// millpond's own error. Any other exception becomes a `RuntimeError`, as in RMM.
     pub(crate) fn by_allocate(py: Python<'_>, error: PyErr) -> Self {
         if error.is_instance_of::<PyMemoryError>(py) {
             return Self::Cause(error);
         }
         // `KeyboardInterrupt`, `SystemExit` and a cancelled task end the program's work, whatever failed. A
-        // bare `BaseException` is no such exception.
+        // bare `BaseException` does not.
         let is_end = !error.is_instance_of::<PyException>(py)
             && !error.get_type(py).is(py.get_type::<PyBaseException>());
         if error.is_instance_of::<PyRuntimeError>(py) || is_end {
@@ -85,10 +85,11 @@ thread_local! {
     static INTERRUPT: RefCell<Option<PyErr>> = const { RefCell::new(None) };
 }
 
-/// Whether a callback has ever raised. In most programs none does, and their calls check nothing more.
+/// Whether a callback has ever raised an exception. In most programs no callback does, and then their calls
+/// check nothing more.
 static ANY_RAISED: AtomicBool = AtomicBool::new(false);
 
-/// Keeps a callback's exception until the call that ran it fails. An exception that is no error
+/// Keeps a callback's exception until the call that ran the callback fails. An exception that is not an error
 /// (`KeyboardInterrupt`, `SystemExit`) is raised even if the call succeeds.
 pub(crate) fn keep_raised(py: Python<'_>, raised: Raised) {
     let (Raised::Cause(error) | Raised::Instead(error)) = &raised;
@@ -101,7 +102,7 @@ pub(crate) fn keep_raised(py: Python<'_>, raised: Raised) {
 }
 
 /// Returns whether this may be the main thread, which handles Python's signals. Other threads need not take
-/// the GIL to check them.
+/// the GIL for a check of signals.
 fn handles_signals() -> bool {
     #[cfg(target_os = "linux")]
     // SAFETY: both functions take no arguments and have no preconditions.
@@ -112,8 +113,8 @@ fn handles_signals() -> bool {
     true
 }
 
-/// Lets Python handle pending signals during a wait of the library. Returns whether a handler raised, as for
-/// Ctrl-C, and the wait has to end.
+/// Lets Python handle pending signals during a wait of the library. Returns whether a handler raised an
+/// exception, as for Ctrl-C, so that the wait must end.
 pub(crate) extern "C" fn is_interrupted() -> bool {
     if INTERRUPT.try_with(|slot| slot.borrow().is_some()).unwrap_or(false) {
         return true;
@@ -134,7 +135,7 @@ fn taken_interrupt() -> Option<PyErr> {
     INTERRUPT.try_with(RefCell::take).ok().flatten()
 }
 
-/// Drops the exceptions of callbacks after their call succeeded in another way.
+/// If a call fails in one way and then succeeds in another way, drops the exceptions of its callbacks.
 #[cold]
 fn forget_raised() {
     let is_kept = RAISED.try_with(|slot| slot.borrow().is_some()).unwrap_or(false);

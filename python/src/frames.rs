@@ -1,7 +1,7 @@
-//! The interpreter's stacks, for the history of events.
+//! The call stacks of the Python interpreter, for the history of events.
 //!
-//! A stack is captured as its code objects and positions, which takes a microsecond. The names and lines are
-//! looked up when a snapshot is written.
+//! A call stack is captured as its code objects and positions, which takes a microsecond. The names and lines
+//! are looked up later, when a snapshot is written.
 
 use std::cell::Cell;
 use std::collections::HashMap;
@@ -24,16 +24,16 @@ unsafe extern "C" {
     fn PyCode_Addr2Line(code: *mut ffi::PyCodeObject, byte_offset: c_int) -> c_int;
 }
 
-/// The most frames of a stack that are kept, from the innermost on.
+/// The most frames of a call stack that are kept, counted from the innermost frame.
 const MOST_FRAMES: usize = 256;
 
-/// The most different stacks that are kept.
+/// The most different call stacks that are kept.
 const MOST_STACKS: usize = 1 << 20;
 
 /// A frame: the address of its code object, which is kept alive, and the position in it.
 type Place = (usize, c_int);
 
-/// Mixes the words of a stack. Code objects have different addresses, so little mixing is enough.
+/// Hashes the words of a call stack. Code objects have different addresses, so little mixing is enough.
 #[derive(Default)]
 struct Mix(u64);
 
@@ -65,20 +65,21 @@ struct Stacks {
     stacks: Vec<Box<[Place]>>,
 }
 
-/// Threads lock it only with the GIL, and call no function of Python meanwhile.
+/// A thread locks the table only while it holds the GIL, and calls no Python function while it holds the
+/// lock.
 static STACKS: LazyLock<PerProcess<Mutex<Stacks>>> = LazyLock::new(|| PerProcess(Default::default()));
 
 thread_local! {
-    /// An empty list for the places of the next stack, so that a capture allocates no memory.
+    /// An empty list for the frames of the next call stack, so that a capture allocates no memory.
     static SPARE: Cell<Vec<Place>> = const { Cell::new(Vec::new()) };
 }
 
-/// Captures the calling thread's stack of Python. Returns 0 if it runs no Python.
+/// Captures the calling thread's Python call stack. If the thread runs no Python code, returns 0.
 pub(crate) extern "C" fn capture() -> u64 {
     gil::attached(|_| {
         let mut places = SPARE.try_with(Cell::take).unwrap_or_default();
-        // Python may collect garbage meanwhile, and so run any code on any thread. That code may free a
-        // block, and so capture a stack here too. So no lock is held.
+        // Python may collect garbage during this call, and so run any code on any thread. That code may free
+        // a block, and then capture a call stack here, too. So no lock is held.
         walk(&mut places);
         let number = number_of(&mut places);
         for (code, _) in places.drain(..) {
@@ -95,8 +96,8 @@ fn object(code: usize) -> *mut ffi::PyObject {
     std::ptr::with_exposed_provenance_mut(code)
 }
 
-/// Adds the places of the calling thread's frames, the innermost first, with a reference to each code object.
-/// The caller holds the GIL.
+/// Adds the places of the calling thread's frames, the innermost first. Each place holds a reference to its
+/// code object. The caller holds the GIL.
 fn walk(places: &mut Vec<Place>) {
     // SAFETY: the caller holds the GIL. `PyEval_GetFrame` borrows a frame, and the other functions return
     // references. Those to frames end here.
@@ -114,8 +115,8 @@ fn walk(places: &mut Vec<Place>) {
     }
 }
 
-/// Returns the number of a stack; 0 for an empty one, or if the table is full. The table keeps the references
-/// of a new stack, and leaves `places` empty.
+/// Returns the number of a call stack. Returns 0 if the stack is empty, or if the table is full. If the stack
+/// is new, the table keeps its references, and `places` is empty afterwards.
 fn number_of(places: &mut Vec<Place>) -> u64 {
     let mut table = STACKS.get().lock();
     let Stacks { numbers, stacks } = &mut *table;
@@ -132,7 +133,7 @@ fn number_of(places: &mut Vec<Place>) -> u64 {
     stacks.len() as u64
 }
 
-/// Names the frames of a captured stack.
+/// Names the frames of a captured call stack.
 pub(crate) extern "C" fn frames(stack: u64, list: Raw, add: Option<AddFrameFunction>) {
     let Some(add) = add else { return };
     gil::attached(|py| {

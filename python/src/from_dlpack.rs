@@ -64,7 +64,7 @@ pub(crate) fn from_dlpack(
     arguments.set_item("max_version", (MAJOR, MINOR))?;
     let capsule = match obj.call_method("__dlpack__", (), Some(&arguments)) {
         Err(error) if error.is_instance_of::<PyTypeError>(py) => {
-            // A producer older than version 1.
+            // A producer that implements a DLPack version before 1 does not know this argument.
             arguments.del_item("max_version")?;
             obj.call_method("__dlpack__", (), Some(&arguments))?
         }
@@ -109,5 +109,5 @@ fn consume(capsule: &Bound<'_, PyAny>) -> PyResult<Foreign> {
             return Ok(Foreign { managed, is_versioned });
         }
     }
-    Err(PyBufferError::new_err("`__dlpack__` returned no DLPack capsule, or a consumed one"))
+    Err(PyBufferError::new_err("`__dlpack__` must return a DLPack capsule that no consumer has used"))
 }

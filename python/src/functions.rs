@@ -36,7 +36,7 @@ pub(crate) extern "C" fn call_allocate(functions: Raw, bytes: u64, _alignment: u
         let functions: &Functions = unsafe { context(functions) };
         functions[0].call1(py, (bytes, stream_object(py, stream)?))?.extract(py)
     };
-    // Null at the interpreter's end.
+    // If the interpreter is at its end, the answer is null.
     let answer = gil::attached(|py| {
         call(py).unwrap_or_else(|error| {
             keep_raised(py, Raised::by_allocate(py, error));

@@ -1,7 +1,7 @@
 //! The GIL around code that may wait, and around the program's functions.
 //!
-//! PyO3 counts how often a thread took the GIL through it. Other libraries call into this module with or
-//! without the GIL, and may have released it meanwhile. So the count alone says nothing.
+//! PyO3 counts how often a thread took the GIL through PyO3. Other libraries call into this module with or
+//! without the GIL, and may have released the GIL since then. So the count alone says nothing.
 
 use std::ffi::{c_int, c_void};
 use std::sync::OnceLock;
@@ -20,7 +20,7 @@ pub(crate) fn is_held() -> bool {
 }
 
 /// Runs code that may wait for the device, another thread or one of the program's functions. If this thread
-/// holds the GIL, it is released meanwhile.
+/// holds the GIL, the call releases it for that time.
 pub(crate) fn released(wait: impl FnOnce()) {
     struct Carried<F>(Option<F>);
     // SAFETY: the closure stays on this thread, and uses Python objects only with the GIL.
@@ -38,11 +38,12 @@ pub(crate) fn released(wait: impl FnOnce()) {
     if is_held() {
         Python::try_attach(|py| py.detach(|| wait.run()));
     }
-    // Runs here without the GIL, or at the interpreter's end, when no other thread runs Python.
+    // The closure runs here if this thread does not hold the GIL. It also runs here at the interpreter's end,
+    // when no other thread runs Python code.
     wait.run();
 }
 
-/// Returns whether the interpreter is at its end and lets no thread attach.
+/// Returns whether the interpreter is ending, so that no thread can attach.
 fn is_at_end() -> bool {
     static ASK: OnceLock<Option<extern "C" fn() -> c_int>> = OnceLock::new();
     // SAFETY: the function may be called at any time.
@@ -62,10 +63,11 @@ fn is_at_end() -> bool {
     ask.is_some_and(|ask| ask() != 0)
 }
 
-/// Runs `body` with the GIL. Returns `None` if the interpreter is at its end.
+/// Runs `body` with the GIL. If the interpreter is ending, returns `None`.
 ///
 /// A block may be freed while Python handles an exception. Python code that runs with a pending exception
-/// fails or replaces it. So the exception is set aside while `body` runs, and set again afterwards.
+/// fails, or replaces the exception. So the exception is set aside while `body` runs, and is set again
+/// afterwards.
 pub(crate) fn attached<T>(body: impl FnOnce(Python<'_>) -> T) -> Option<T> {
     let body = |py: Python<'_>| {
         let pending = PyErr::take(py);

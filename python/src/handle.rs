@@ -26,8 +26,9 @@ pub(crate) struct ResourceHandle {
     buffers: Mutex<Vec<Weak<dyn Collected>>>,
 }
 
-/// The data that the collector reads of a resource. Reading must not keep a resource, because the reader
-/// could then be the one to end it. An end runs the program's code, which the collector must not do.
+/// The data of a resource that the collector reads. Reading must not keep a resource alive, because the
+/// reader could then be the last owner, and end the resource. An end runs the program's code, which the
+/// collector must not do.
 #[derive(Debug)]
 struct Links {
     raw: Raw,
@@ -35,7 +36,7 @@ struct Links {
     objects: AtomicUsize,
     /// The number of blocks whose owners are all Python objects. Each of these also keeps one of `objects`.
     seen_blocks: AtomicUsize,
-    /// The resources built on this one. Each removes its entry before it frees its own handle.
+    /// The resources built on this one. Before such a resource frees its own handle, it removes its entry.
     above: Mutex<Vec<(Weak<ResourceHandle>, Arc<Self>)>>,
 }
 
@@ -45,12 +46,12 @@ unsafe impl Send for Links {}
 unsafe impl Sync for Links {}
 
 impl Links {
-    /// Returns whether only one Python object keeps the resource. Buffers that keep this object do not count
-    /// against it, nor do resources on top for which the same holds.
+    /// Returns whether only one Python object keeps the resource. Two kinds of owners do not count: buffers
+    /// that keep this object, and resources on top for which the same condition holds.
     ///
     /// `handles` is the number of owners of the handle, which is live.
     fn is_seen(&self, handles: usize) -> bool {
-        // Another thread may hold the lock for a moment; the resource then counts as in use.
+        // Another thread may hold the lock for a moment. The resource then counts as in use.
         let Some(above) = self.above.try_lock() else { return false };
         // SAFETY: the handle is live.
         let owners = unsafe { (api().resource_owners)(self.raw) };
@@ -64,11 +65,11 @@ impl Links {
 
 /// An object that the collector ends together with the resource that it keeps.
 pub(crate) trait Collected: fmt::Debug + Send + Sync {
-    /// Frees the memory unless an owner that the collector does not see keeps it.
+    /// Frees the memory, unless an owner that the collector does not see keeps the memory.
     fn end(&self);
 }
 
-/// The things that a resource is built on.
+/// The resources and functions that a resource is built on.
 #[derive(Debug, Default)]
 pub(crate) struct Below {
     pub(crate) resources: Vec<Arc<ResourceHandle>>,
@@ -144,7 +145,7 @@ impl ResourceHandle {
         Ok(made)
     }
 
-    /// Wraps a handle that this value now owns; none for null.
+    /// Wraps a handle that this value now owns. Returns `None` for null.
     pub(crate) fn owned(raw: Raw) -> Option<Arc<Self>> {
         let take = |place: *mut Raw| {
             // SAFETY: `on` passes a valid place for the result.
@@ -176,19 +177,20 @@ impl ResourceHandle {
     }
 
     /// Ends the buffers of a resource whose last Python object ends. Each buffer keeps that object, so the
-    /// collector ends them all. It must happen now, while the functions that take the blocks back still work.
+    /// collector ends them all. The buffers must end now, while the functions that free their blocks still
+    /// work.
     pub(crate) fn end_buffers(&self) {
         if self.links.objects.load(Ordering::Relaxed) != 1 {
             return;
         }
         let buffers = std::mem::take(&mut *self.buffers.lock());
-        // Not under the lock: one of the program's functions may make a buffer.
+        // The lock is not held here, because one of the program's functions may make a buffer.
         for buffer in buffers.iter().filter_map(Weak::upgrade) {
             buffer.end();
         }
     }
 
-    /// Counts one block more, or one less, whose owners are all Python objects.
+    /// Adds one to the number of blocks whose owners are all Python objects, or subtracts one from it.
     pub(crate) fn count_block(&self, is_more: bool) {
         if is_more {
             self.links.seen_blocks.fetch_add(1, Ordering::Relaxed);
@@ -197,14 +199,15 @@ impl ResourceHandle {
         }
     }
 
-    /// Returns the default resource of the current device. The caller does not hold the GIL, because this may
-    /// end the previous default resource.
+    /// Returns the default resource of the current device. This call may end the previous default resource,
+    /// so the caller does not hold the GIL.
     pub(crate) fn current() -> Result<Arc<Self>, Failure> {
         ensure_default();
         // SAFETY: the result may be written.
         let current = Self::from_call(|resource| unsafe { (api().get_current_device_resource)(resource) })?;
         let before = RECENT.get().lock().replace(current.clone());
-        // Not under the lock: its end may wait for the GIL, and the GIL's holder may wait for the lock.
+        // The lock is not held here: the end of `before` may wait for the GIL, and the thread that holds the
+        // GIL may wait for the lock.
         drop(before);
         Ok(current)
     }
@@ -231,7 +234,7 @@ impl ResourceHandle {
         Ok(self.device.get().expect("it was set"))
     }
 
-    /// Returns whether the device and the host can access its memory.
+    /// Returns whether the device and the host can access the resource's memory.
     pub(crate) fn accessibility(&self) -> Result<(bool, bool), Failure> {
         let (mut device, mut host) = (false, false);
         // SAFETY: the handle is live, and the results may be written.
@@ -247,11 +250,11 @@ impl ResourceHandle {
     }
 }
 
-/// The default resource that [`ResourceHandle::current`] found last. It is empty after this module set a
-/// default.
+/// The default resource that [`ResourceHandle::current`] found last. If this module has set a default since
+/// then, there is no entry.
 static RECENT: PerProcess<Mutex<Option<Arc<ResourceHandle>>>> = PerProcess([const { Mutex::new(None) }; 8]);
 
-/// Takes the entry, so that a replaced default resource ends with its last buffer.
+/// Takes the entry, so that a replaced default resource ends when its last buffer ends.
 pub(crate) fn take_recent_default() -> Option<Arc<ResourceHandle>> {
     RECENT.get().lock().take()
 }

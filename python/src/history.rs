@@ -22,14 +22,14 @@ pub(crate) fn record_history(
     Ok(py.detach(|| check(unsafe { (api().record_history)(events, stacks, skipped, is_new) }))?)
 }
 
-/// Ends the history, and forgets it.
+/// Stops the history, and discards it.
 #[pyfunction]
 pub(crate) fn stop_history(py: Python<'_>) -> PyResult<()> {
     // SAFETY: the function takes nothing.
     Ok(py.detach(|| check(unsafe { (api().stop_history)() }))?)
 }
 
-/// Returns a snapshot as a pickle: of a resource, or of all memory that the frameworks use.
+/// Returns a snapshot as a pickle: of one resource, or of all memory that the frameworks use.
 #[pyfunction]
 #[pyo3(signature = (resource=None))]
 pub(crate) fn pickled_snapshot<'py>(

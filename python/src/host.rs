@@ -9,7 +9,7 @@ use pyo3::prelude::*;
 pub(crate) struct HostBytes<'py> {
     buffer: Box<ffi::Py_buffer>,
     pub(crate) bytes: usize,
-    /// Proof that the GIL is held when this value ends.
+    /// The field proves that the GIL is held when this value ends.
     _py: Python<'py>,
 }
 
@@ -19,12 +19,12 @@ unsafe impl Sync for HostBytes<'_> {}
 unsafe impl Send for HostBytes<'_> {}
 
 impl<'py> HostBytes<'py> {
-    /// Opens the bytes for reading.
+    /// Opens the object's bytes for reading.
     pub(crate) fn readable(object: &Bound<'py, PyAny>) -> PyResult<Self> {
         Self::with(object, ffi::PyBUF_SIMPLE)
     }
 
-    /// Opens the bytes for writing.
+    /// Opens the object's bytes for writing.
     pub(crate) fn writable(object: &Bound<'py, PyAny>) -> PyResult<Self> {
         Self::with(object, ffi::PyBUF_WRITABLE)
     }

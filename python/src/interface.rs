@@ -37,7 +37,7 @@ impl CudaArray {
         }
         let (address, _): (usize, bool) = interface.get_item("data")?.extract()?;
         let stream = get("stream")?.map(|stream| stream.extract::<usize>()).transpose()?;
-        // A saturated size fits into no buffer.
+        // A size that overflows is too large for any buffer.
         Ok(Self { address, bytes: length.saturating_mul(item), stream })
     }
 }

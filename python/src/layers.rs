@@ -1,4 +1,4 @@
-//! Queries by the classes of layers: the layer below, its name, a log's file, bins, sizes.
+//! Functions that the classes of layers use: the layer below, its name, a log's file, bins, sizes.
 
 use std::borrow::Cow;
 use std::ptr::null_mut;

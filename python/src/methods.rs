@@ -324,7 +324,8 @@ impl DeviceBuffer {
         self.change(py, &stream, |view| (new_size, Some(new_size).filter(|it| *it > view.capacity())))
     }
 
-    /// If the capacity exceeds the size, move the bytes to a block of this size, and free the larger block.
+    /// If the buffer's capacity exceeds its size, move the bytes to a new block of exactly this size. The
+    /// larger block is freed.
     ///
     /// Args:
     ///     stream: The stream of the copy. The default is the buffer's stream.

@@ -214,7 +214,7 @@ def test_a_stream_of_another_device_is_refused():
         lambda: resource.allocate(1, mine),
         lambda: resource.deallocate(ptr, 100, mine),
     ):
-        with pytest.raises(ValueError, match="the stream belongs to .*, but the memory to .*: use a"):
+        with pytest.raises(ValueError, match="the stream belongs to .*, but the memory belongs to .*: use a"):
             call()
     assert here.tobytes() == b"abc"
     resource.deallocate(ptr, 100, stream)

@@ -9,8 +9,8 @@
 //! | [`report`] | prints the figures as a table, JSON or CSV |
 //! | [`cli`] | the whole command line, for programs with layers of their own |
 //!
-//! The command line also has the commands of three other crates. [`millpond_engine`] reads logs and replays
-//! one through one stack, [`millpond_snapshot`] reads and explains memory snapshots, and [`millpond_measure`]
+//! The command line also has commands of three other crates. [`millpond_engine`] reads a log and replays it
+//! through one stack. [`millpond_snapshot`] reads and explains memory snapshots. [`millpond_measure`]
 //! measures stacks and devices.
 //!
 //! ```

@@ -5,14 +5,15 @@ use millpond_core::{ByteSize, format_bytes};
 use millpond_engine::DeviceFigures;
 use millpond_engine::program::LogSummary;
 
-/// The stacks, base first, as [`StackSpec`] reads them. Add a line for another stack that can replay any log.
+/// The stacks that can replay any log, as [`StackSpec`] reads them, with their bases first. To add such a
+/// stack, add a line.
 const ALWAYS: [&str; 6] = ["cuda", "managed", "cuda_async", "cuda+pool", "cuda+binning", "cuda+pool+binning"];
 
-/// On a GPU, managed memory replays a log that needs at most 1/`MANAGED_SHARE` of the free memory. Larger
-/// logs take too long, because the driver migrates managed memory page by page.
+/// On a GPU, managed memory replays a log only if the log needs at most 1/`MANAGED_SHARE` of the free memory.
+/// A larger log takes too long, because the driver migrates managed memory page by page.
 const MANAGED_SHARE: u64 = 4;
 
-/// Blocks of one size replay a log if they waste at most this factor.
+/// Blocks of one size replay a log only if they need at most this many times the log's peak of live bytes.
 const FIXED_SIZE_WASTE: u64 = 4;
 
 /// A stack of the line-up.
@@ -33,12 +34,12 @@ pub enum Entry {
 /// Returns the line-up for this log on this device.
 pub fn standard(log: &LogSummary, device: &DeviceFigures) -> Vec<Entry> {
     let texts = ALWAYS.iter().map(|text| (*text).to_owned()).chain(fixed_size(log, device));
-    // The texts are constants, and a test reads each.
+    // The texts are constants, and a test reads each of them.
     texts.filter_map(|text| text.parse().ok()).map(|spec| entry(spec, log, device)).collect()
 }
 
-/// Returns the stacks of the line-up that cache freed memory above the driver. `bench` measures them if the
-/// user names none.
+/// Returns the stacks of the line-up that cache freed memory. If the user names no stacks, `bench` measures
+/// these.
 pub fn pools() -> Vec<StackSpec> {
     let stacks = ALWAYS.iter().filter_map(|text| text.parse::<StackSpec>().ok());
     stacks.filter(|stack| stack.layers().len() > 1).collect()
@@ -49,8 +50,8 @@ fn entry(spec: StackSpec, log: &LogSummary, device: &DeviceFigures) -> Entry {
     let is_managed = spec.layers().iter().any(|layer| layer.name == "managed");
     if is_managed && !device.simulated && log.peak_live_bytes > limit {
         let reason = format!(
-            "the log needs {}, more than a quarter of the GPU's free memory, so managed memory would \
-             thrash; to replay it anyway, pass --stack managed",
+            "the log needs {}, more than a quarter of the GPU's free memory, so managed memory would thrash; \
+             to replay the log anyway, pass --stack managed",
             format_bytes(log.peak_live_bytes)
         );
         return Entry::Skip { spec, reason };
@@ -58,7 +59,8 @@ fn entry(spec: StackSpec, log: &LogSummary, device: &DeviceFigures) -> Entry {
     Entry::Run(spec)
 }
 
-/// Returns a stack whose blocks are as large as the largest request, if they do not waste too much.
+/// Returns a stack whose blocks are all as large as the largest request; `None` if these blocks waste too
+/// much memory.
 fn fixed_size(log: &LogSummary, device: &DeviceFigures) -> Option<String> {
     let block_bytes = log.largest_request_bytes.max(1).checked_next_multiple_of(256)?;
     let needed = block_bytes.checked_mul(log.peak_live_blocks)?;

@@ -11,23 +11,23 @@ use millpond_engine::program::Program;
 /// Runs shorter than this show no bar.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// Makes the progress bars, if they are wanted. If the standard error is not a terminal, each step becomes a
-/// plain line instead of a bar.
+/// Makes the progress bars, if the user wants them. If the standard error is not a terminal, each step
+/// becomes a plain line instead of a bar.
 #[derive(Clone, Copy, Default, Debug)]
 pub struct Progress {
-    /// The time from which bars are drawn; `None` for never.
+    /// The time from which bars are drawn; `None` if bars are never drawn.
     from: Option<Instant>,
     /// Whether each step is a plain line instead of a bar.
     is_plain: bool,
 }
 
 impl Progress {
-    /// Draws bars from the start if `shown`, and none otherwise.
+    /// Makes bars that are drawn from the start if `shown` is true, and never otherwise.
     pub fn new(shown: bool) -> Self {
         Self { from: shown.then(Instant::now), is_plain: shown && !io::stderr().is_terminal() }
     }
 
-    /// Draws bars after two seconds, on a terminal only.
+    /// Makes bars that are drawn on a terminal only, if the work takes longer than two seconds.
     pub fn when_slow() -> Self {
         let from = io::stderr().is_terminal().then(|| Instant::now() + PATIENCE);
         Self { from, is_plain: false }
@@ -65,7 +65,7 @@ impl Progress {
         bar.set_message(step.to_owned());
     }
 
-    /// Prints a step as a line, if there are no bars. Nothing fails if the standard error is closed.
+    /// If there are no bars, prints a step as a line. If the standard error is closed, nothing fails.
     fn line(self, step: &str) {
         if self.is_plain && !step.is_empty() {
             let plain: String = step.chars().filter(|char| !char.is_control()).collect();
@@ -93,10 +93,10 @@ fn show(bar: &ProgressBar) {
     bar.enable_steady_tick(Duration::from_millis(200));
 }
 
-/// Draws the bar after `wait`, unless it is finished or dropped by then.
+/// Draws the bar after `wait`. A bar that is finished or dropped by then is not drawn.
 fn show_later(bar: &ProgressBar, wait: Duration) {
     let bar = bar.downgrade();
-    // If the thread cannot start, only the bar is missing.
+    // If the thread cannot start, the only effect is that the bar is missing.
     let _ = thread::Builder::new().name("progress".to_owned()).spawn(move || {
         thread::sleep(wait);
         if let Some(bar) = bar.upgrade().filter(|bar| !bar.is_finished()) {

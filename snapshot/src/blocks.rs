@@ -1,4 +1,5 @@
-//! A list that grows in blocks: growth copies nothing, and the memory in use is always known.
+//! A list that grows in blocks of fixed size, so growth copies no elements, and the memory in use is always
+//! known.
 
 use crate::budget::{Budget, Exceeded};
 
@@ -24,7 +25,7 @@ impl<T> Blocks<T> {
     /// Adds an element and returns its index.
     ///
     /// # Errors
-    /// The budget is used up.
+    /// The budget has too little memory left.
     #[inline]
     pub(crate) fn push(&mut self, element: T, budget: &mut Budget) -> Result<u32, Exceeded> {
         if self.len.is_multiple_of(PER_BLOCK) && self.len / PER_BLOCK == self.blocks.len() {
@@ -47,7 +48,7 @@ impl<T> Blocks<T> {
 
     #[cold]
     fn add_block(&mut self, budget: &mut Budget) -> Result<(), Exceeded> {
-        // Indices have 28 bits elsewhere.
+        // In other modules, indices have 28 bits.
         if self.len >= 1 << 28 {
             budget.take(usize::MAX)?;
         }
@@ -64,7 +65,7 @@ impl<T> Blocks<T> {
         self.blocks[last / PER_BLOCK].pop()
     }
 
-    /// Removes the elements from index `len` on. Their memory is kept for later elements.
+    /// Removes the elements from index `len` on. Later elements reuse their memory.
     pub(crate) fn truncate(&mut self, len: usize) {
         while self.len > len {
             self.pop();

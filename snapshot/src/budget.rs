@@ -1,17 +1,17 @@
-//! Counts the memory that reading a file takes, and refuses more than the granted memory.
+//! Counts the memory that reading a file needs, and refuses to use more than the granted memory.
 
 use std::fmt;
 
 /// The memory left for the contents of a file, in bytes.
 ///
-/// Each structure that grows with the file takes its bytes here before it allocates them.
+/// Before a structure that grows with the file allocates bytes, it takes them from the budget.
 #[derive(Debug)]
 pub(crate) struct Budget {
     granted: u64,
     left: u64,
 }
 
-/// A file needs more memory than the granted amount.
+/// The error if a file needs more memory than the granted amount.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Exceeded {
     /// The granted memory, in bytes.
@@ -24,10 +24,10 @@ impl Budget {
         Self { granted, left: granted }
     }
 
-    /// Takes memory for a coming allocation.
+    /// Takes the memory of an allocation, before the allocation is made.
     ///
     /// # Errors
-    /// Fewer than `bytes` are left.
+    /// Fewer than `bytes` bytes are left in the budget.
     #[inline]
     pub(crate) fn take(&mut self, bytes: usize) -> Result<(), Exceeded> {
         match self.left.checked_sub(bytes as u64) {
@@ -50,8 +50,8 @@ impl fmt::Display for Exceeded {
         let granted = millpond_core::format_bytes(self.granted);
         write!(
             f,
-            "needs more than {granted} of memory to import, the limit for a file of this size; if you trust \
-             the file, "
+            "needs more than {granted} of memory to import, which is the limit for a file of this size; if \
+             you trust the file, "
         )?;
         f.write_str("raise the limit with `import --memory 4GiB`")
     }

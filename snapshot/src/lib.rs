@@ -1,4 +1,4 @@
-//! Reads recordings of GPU memory that programs made, and explains them.
+//! Reads recordings of the GPU memory that a program used, and explains them.
 //!
 //! | module | does |
 //! |---|---|

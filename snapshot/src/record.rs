@@ -1,4 +1,4 @@
-//! The lines to add to a program so that it writes a file that [`import`](crate::import) can read.
+//! Code lines that make a program write a file that [`import`](crate::import) can read.
 
 use std::io::{self, Write};
 
@@ -14,21 +14,21 @@ pub enum Framework {
     Rmm,
     /// CuPy.
     CuPy,
-    /// Any program, under Nsight Systems.
+    /// Any program that runs under Nsight Systems.
     Nsys,
     /// A program that allocates with millpond.
     Millpond,
 }
 
 impl Framework {
-    /// All of them.
+    /// All frameworks.
     pub const ALL: [Self; 5] = [Self::PyTorch, Self::Rmm, Self::CuPy, Self::Nsys, Self::Millpond];
 
-    /// Returns a sentence about the recorded data.
+    /// Returns a sentence about the data that the lines record.
     pub fn about(self) -> &'static str {
         match self {
             Self::PyTorch => {
-                "PyTorch: blocks, stacks, streams, segments and failed requests of its allocator"
+                "PyTorch: blocks, call stacks, streams, segments and failed requests of its allocator"
             }
             Self::Rmm => "RMM: blocks, threads and streams, one file for each device",
             Self::CuPy => "CuPy: blocks and streams, through RMM",
@@ -37,7 +37,7 @@ impl Framework {
         }
     }
 
-    /// Returns the lines to add to a program, or to run.
+    /// Returns the lines to add to a program, or the commands to run.
     pub fn lines(self) -> &'static str {
         match self {
             Self::PyTorch => {
@@ -78,7 +78,7 @@ nsys export --type sqlite --output profile.sqlite profile.nsys-rep
         }
     }
 
-    /// Returns the file that the lines write.
+    /// Returns the name of the file that the lines write.
     pub fn file(self) -> &'static str {
         match self {
             Self::PyTorch => "snapshot.pickle",
@@ -113,7 +113,7 @@ nsys export --type sqlite --output profile.sqlite profile.nsys-rep
         is_missing.then_some(framework)
     }
 
-    /// Prints the lines, with a description of what they record, and the command for the file.
+    /// Prints the lines, a description of the data that they record, and the command that explains the file.
     ///
     /// # Errors
     /// Writing to `out` fails.

@@ -1,8 +1,8 @@
-//! Seeded programs that capture graphs in scopes, with other work before, during and after the captures.
+//! Seeded programs that capture graphs in scopes. They do other work before, during and after the captures.
 //!
-//! The simulated device checks the order: when a stream gets a block, all work on it outside of captures must
-//! be done or ordered before. The program keeps the caller's duties. It uses and frees a block only on a
-//! stream that is ordered after all earlier uses of the block.
+//! The simulated device checks the order. When a stream gets a block, all work on the block outside of
+//! captures must be done, or ordered before. The program keeps the duties of a caller. It uses and frees a
+//! block only on a stream whose work runs after all earlier uses of the block.
 
 use std::fmt;
 use std::sync::Arc;
@@ -47,15 +47,15 @@ pub trait Scopes {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub struct Summary {
-    /// All steps.
+    /// The number of all steps.
     pub operations: u64,
-    /// Captures that ended.
+    /// The number of captures that ended.
     pub captures: u64,
-    /// Blocks that a capture freed and did not allocate.
+    /// The number of blocks that a capture freed but did not allocate.
     pub freed_in_captures: u64,
-    /// Streams that were forked into captures.
+    /// The number of streams that were forked into captures.
     pub forks: u64,
-    /// Requests that got memory of an earlier block.
+    /// The number of requests that got memory of an earlier block.
     pub reused: u64,
 }
 
@@ -69,7 +69,7 @@ impl std::ops::AddAssign for Summary {
     }
 }
 
-/// A broken rule.
+/// The broken rule, as text for people.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct Broken {
@@ -136,7 +136,7 @@ struct Program<'a> {
 /// Runs one program of this many steps over the scopes, which belong to the device.
 ///
 /// # Errors
-/// Fails with the rule that was broken.
+/// Returns the rule that was broken.
 pub fn run(
     seed: u64,
     steps: u64,

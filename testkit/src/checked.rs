@@ -12,12 +12,13 @@ use parking_lot::Mutex;
 
 use crate::shadow::{Fault, ShadowAllocator};
 
-/// Reports the blocks that the resource below hands out and takes back to the simulated device and a
-/// [`ShadowAllocator`].
+/// Reports the blocks that the resource below allocates and frees to two checkers: the simulated device, and
+/// a [`ShadowAllocator`].
 ///
-/// Put it on top of the resource under test. The device then checks that blocks do not overlap, lie in
-/// allocated memory, and reach each stream after every earlier use. The shadow checks addresses and layouts
-/// in the same way, and counts blocks. In every other respect the wrapper is transparent, `Display` included.
+/// Put this wrapper on top of the resource under test. The device then checks that blocks do not overlap, lie
+/// in allocated memory, and reach each stream after every earlier use. The shadow checks addresses and
+/// layouts in the same way, and counts blocks. In every other respect the wrapper changes nothing, also for
+/// `Display`.
 pub struct Checked<R> {
     inner: R,
     device: Option<Arc<SimDevice>>,
@@ -31,8 +32,8 @@ struct State {
 }
 
 impl<R: DeviceMemoryResource> Checked<R> {
-    /// Puts the checks on top of `inner`. `device` is the simulated device that owns the memory; without one,
-    /// on a GPU, only the shadow checks.
+    /// Puts the checks on top of `inner`. `device` is the simulated device that owns the memory. If there is
+    /// none, as on a GPU, only the shadow checks.
     pub fn new(inner: R, device: Option<Arc<SimDevice>>) -> Self {
         Self { inner, device, state: Mutex::default() }
     }
@@ -42,7 +43,7 @@ impl<R: DeviceMemoryResource> Checked<R> {
         &self.inner
     }
 
-    /// Takes the faults that the shadow has found so far.
+    /// Returns the faults that the shadow has found so far, and removes them from it.
     pub fn take_faults(&self) -> Vec<Fault> {
         std::mem::take(&mut self.state.lock().faults)
     }

@@ -1,9 +1,9 @@
 //! Foreign code that a resource calls in the middle of a call, and that uses the resource again.
 //!
 //! A failure callback, the misuse hook and a `tracing` subscriber may do anything: allocate, free, trim,
-//! query. A guest does so at random. [`Guest::enter`] makes it the current thread's guest. Callbacks under
-//! test call [`called`]. [`listen`] lets millpond's events and spans call the guest, and
-//! [`misuse_recorder`](crate::misuse_recorder) does so for misuse.
+//! query. A guest does these things at random. [`Guest::enter`] makes it the guest of the current thread.
+//! Callbacks under test call [`called`]. [`listen`] makes millpond's events and spans call the guest.
+//! [`misuse_recorder`](crate::misuse_recorder) makes reports of misuse call it.
 
 use std::cell::{Cell, RefCell};
 use std::sync::Arc;
@@ -66,7 +66,7 @@ thread_local! {
     static DEPTH: Cell<u32> = const { Cell::new(0) };
 }
 
-/// Removes the guest from the thread when dropped.
+/// Removes the guest from the thread when this value is dropped.
 #[must_use = "the thread has the guest only while this value lives"]
 #[derive(Debug)]
 pub struct Entered(Option<Arc<Guest>>);
@@ -92,12 +92,12 @@ impl Guest {
         Arc::new(Self { device, resource, stream, largest_bytes, is_gone, on_own_stream, calls, state })
     }
 
-    /// Makes this the current thread's guest.
+    /// Makes this the guest of the current thread.
     pub fn enter(self: &Arc<Self>) -> Entered {
         Entered(CURRENT.with_borrow_mut(|current| current.replace(Arc::clone(self))))
     }
 
-    /// Returns how often the guest did something.
+    /// Returns how often the guest used its resource.
     pub fn calls(&self) -> u64 {
         self.calls.load(Ordering::Relaxed)
     }
@@ -107,8 +107,8 @@ impl Guest {
         self.stream
     }
 
-    /// Restricts the guest to its own stream, for example while a stream captures: the program must know
-    /// everything that its captures contain.
+    /// Restricts the guest to its own stream, for example while a stream captures. The restriction is needed
+    /// because the program must know everything that its captures contain.
     pub fn keep_to_own_stream(&self, is_on: bool) {
         self.on_own_stream.store(is_on, Ordering::Relaxed);
     }
@@ -206,7 +206,7 @@ impl Guest {
 }
 
 /// Lets the thread's guest use its resource, with `stream` for blocks that it frees at once. Returns the
-/// guest's answer, or `false` without a guest.
+/// guest's answer; `false` if there is no guest.
 pub fn called(stream: Option<StreamRef>) -> bool {
     let Some(guest) = CURRENT.try_with(|current| current.borrow().clone()).ok().flatten() else {
         return false;

@@ -1,5 +1,5 @@
-//! A driver that lets something else happen in the middle of a call. It reproduces one interleaving of two
-//! threads on one thread, the same each time.
+//! A driver that runs other code in the middle of a call. It reproduces one interleaving of two threads on a
+//! single thread, which is the same in each run.
 
 use std::fmt;
 use std::sync::Arc;
@@ -15,11 +15,11 @@ use millpond_core::driver::{
 use millpond_core::{DeviceId, DevicePtr, DriverError, Layout, StreamId, StreamRef};
 use parking_lot::Mutex;
 
-/// Forwards to a driver, and runs a closure once, before or after a chosen call.
+/// Forwards calls to a driver. Runs a closure once, before or after a chosen call.
 ///
 /// A resource makes its driver calls without holding its locks. So the closure can do anything on this thread
-/// that another thread could do at that moment, even call the same resource. It must not wait for the
-/// interrupted call, which would never end.
+/// that another thread could do at that moment, and can even call the same resource. It must not wait for the
+/// interrupted call, because it would wait forever.
 ///
 /// ```
 /// use std::sync::Arc;

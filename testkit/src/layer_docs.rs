@@ -1,8 +1,8 @@
-//! The options of layers as rustdoc pages, made from the entries that `--list-layers` prints.
+//! The options of layers as rustdoc pages. The pages are made from the entries that `--list-layers` prints.
 //!
-//! A crate has a page for each of its layers, `layers/NAME.md`. The layer's type includes it with `#[doc =
-//! include_str!(…)]`. A test of the crate calls [`check`], which fails if a page and its entry differ. With
-//! MILLPOND_WRITE=1 it rewrites the pages.
+//! A crate has a page for each of its layers, `layers/NAME.md`. The layer's type includes this page with
+//! `#[doc = include_str!(…)]`. A test of the crate calls [`check`], which fails if a page and its entry
+//! differ. With MILLPOND_WRITE=1, it rewrites the pages.
 
 use std::fmt::Write;
 use std::fs;
@@ -29,8 +29,8 @@ pub fn page(entry: &LayerEntry) -> String {
     page
 }
 
-/// Checks that `folder` has the [`page`] of each layer, and that each option states its default or that it is
-/// required. With MILLPOND_WRITE=1 it writes the pages.
+/// Checks that `folder` has the [`page`] of each layer. Also checks that each option states its default, or
+/// that it is required. With MILLPOND_WRITE=1, writes the pages.
 ///
 /// # Panics
 /// If a check fails or a page cannot be written.

@@ -1,4 +1,4 @@
-//! Tools for testing memory resources, your own as well as millpond's.
+//! Tools for testing memory resources: millpond's resources, and your own.
 //!
 //! | item | purpose |
 //! |---|---|
@@ -23,7 +23,7 @@
 //! | [`captured`] | seeded programs that capture graphs in scopes, with other work before, during and after |
 //! | [`canary`] | a pool, scopes, and a layer that submits work, each with a chosen mistake for the oracles |
 //!
-//! Everything is deterministic: nothing is random without a seed, and a failure prints the seed.
+//! All tools are deterministic: they use no random numbers without a seed, and a failure prints the seed.
 
 pub mod canary;
 pub mod captured;

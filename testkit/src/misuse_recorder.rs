@@ -1,8 +1,8 @@
-//! Records the refused calls of the current thread.
+//! Records the misuse (refused calls) of the current thread.
 //!
 //! A process has only one [hook](millpond_core::misuse) for misuse, but tests run on many threads. [`record`]
-//! installs one hook permanently, which keeps each thread's reports apart. On threads that do not record, it
-//! panics, as the default hook does. It calls the thread's [guest] for each report.
+//! installs one hook permanently, which keeps the reports of each thread apart. On a thread that does not
+//! record, the hook panics, as the default hook does. For each report, it calls the [guest] of the thread.
 
 use std::cell::RefCell;
 use std::sync::{Arc, Once};
@@ -16,7 +16,7 @@ thread_local! {
     static RECORDINGS: RefCell<Vec<Vec<Misuse>>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Runs `body` and returns its result along with the misuse that it caused on this thread.
+/// Runs `body`. Returns its result, and the misuse that it caused on this thread.
 ///
 /// ```
 /// use millpond_core::misuse::{Misuse, MisuseKind, report};

@@ -1,7 +1,7 @@
-//! A scripted resource to put below an adaptor, so that the adaptor's test reads as a script.
+//! A scripted resource to put below an adaptor. With it, a test of the adaptor reads like a script.
 //!
-//! [`resource`] returns the resource and a [`Handle`] that sets its answers and records its calls, as
-//! tower-test does for services. The addresses it hands out have no memory behind them.
+//! [`resource`] returns the resource, and a [`Handle`] that sets its answers and records its calls, as the
+//! crate tower-test does for services. The resource's addresses have no memory behind them.
 //!
 //! ```
 //! use millpond_core::{DeviceMemoryResourceExt, DevicePtr, ErrorKind, Layout, StreamRef};
@@ -106,7 +106,7 @@ pub struct Handle {
 
 /// Returns a resource that follows a script, and the script's handle.
 ///
-/// Without a script, it serves every request with a fresh address, aligned as requested.
+/// Without a script, the resource serves every request with a fresh address, aligned as requested.
 pub fn resource(driver: DriverHandle) -> (MockResource, Handle) {
     let state = Arc::new(Mutex::new(State {
         answers: VecDeque::new(),
@@ -122,13 +122,13 @@ pub fn resource(driver: DriverHandle) -> (MockResource, Handle) {
 }
 
 impl Handle {
-    /// Makes the next unanswered `allocate` fail with this kind; `Poisoned` and `Driver` carry a driver error
-    /// as their cause.
+    /// Makes the next `allocate` without an answer fail with this kind. The errors `Poisoned` and `Driver`
+    /// have a driver error as their cause.
     pub fn fail_next(&self, kind: ErrorKind) {
         self.state.lock().answers.push_back(Answer::Fail(kind));
     }
 
-    /// Makes the next unanswered `allocate` return this pointer.
+    /// Makes the next `allocate` without an answer return this pointer.
     pub fn answer_next(&self, ptr: DevicePtr) {
         self.state.lock().answers.push_back(Answer::Ptr(ptr));
     }
@@ -138,7 +138,7 @@ impl Handle {
         self.state.lock().memory_info = memory_info;
     }
 
-    /// Sets the result of `statistics`; `None` at first.
+    /// Sets the result of `statistics`. Without this call, it is `None`.
     pub fn set_statistics(&self, statistics: Option<ResourceStatistics>) {
         self.state.lock().statistics = statistics;
     }
@@ -148,12 +148,12 @@ impl Handle {
         self.state.lock().trimmed_bytes = bytes;
     }
 
-    /// From now on, `trim` fails with this kind, as in [`fail_next`](Self::fail_next); `None` ends that.
+    /// From now on, `trim` fails with this kind, as in [`fail_next`](Self::fail_next). `None` ends this.
     pub fn fail_trims(&self, kind: Option<ErrorKind>) {
         self.state.lock().trims_fail = kind;
     }
 
-    /// Returns the calls so far.
+    /// Returns the calls so far, and removes them from the record.
     pub fn calls(&self) -> Vec<Call> {
         self.state.lock().calls.clone()
     }
@@ -163,7 +163,7 @@ impl Handle {
         std::mem::take(&mut self.state.lock().calls)
     }
 
-    /// Checks that exactly these calls were made since the last check, and forgets them.
+    /// Checks that exactly these calls were made since the last check. Removes them from the record.
     ///
     /// # Panics
     /// If other calls were made.
@@ -172,7 +172,7 @@ impl Handle {
         assert_eq!(self.take_calls(), expected.into_iter().collect::<Vec<_>>());
     }
 
-    /// Returns the blocks that were handed out and not freed, by address.
+    /// Returns the blocks that were allocated and not freed, by address.
     pub fn live(&self) -> Vec<(DevicePtr, Layout)> {
         self.state.lock().live.iter().map(|(&ptr, &layout)| (ptr, layout)).collect()
     }

@@ -1,5 +1,5 @@
-//! Runs a test in its own process: because it forks, counts threads, or needs things that a process has only
-//! once.
+//! Runs a test in its own process, because the test forks, counts threads, or needs state that a process has
+//! only once.
 
 use std::process::Command;
 

@@ -38,13 +38,19 @@ fn null_pointers_are_refused_and_named() {
     let outcomes = unsafe {
         [
             (millpond_allocate(null(), 1, 0, null_mut(), (&raw mut text).cast()), "the resource"),
-            (millpond_allocate(resource, 1, 0, null_mut(), null_mut()), "the place for the block's address"),
+            (
+                millpond_allocate(resource, 1, 0, null_mut(), null_mut()),
+                "the pointer for the block's address",
+            ),
             (millpond_deallocate(null(), null_mut(), 1, 0, null_mut()), "the resource"),
             (millpond_resource_new(bench.device, null(), (&raw mut text).cast()), "the text of the stack"),
-            (millpond_resource_new(bench.device, c"cuda".as_ptr(), null_mut()), "the place for a result"),
+            (millpond_resource_new(bench.device, c"cuda".as_ptr(), null_mut()), "the pointer for a result"),
             (millpond_resource_layer(null(), c"pool".as_ptr(), null_mut()), "the resource"),
-            (millpond_resource_text(resource, null_mut()), "the place for a result"),
-            (millpond_resource_memory_info(resource, null_mut(), &raw mut number), "the place for a result"),
+            (millpond_resource_text(resource, null_mut()), "the pointer for a result"),
+            (
+                millpond_resource_memory_info(resource, null_mut(), &raw mut number),
+                "the pointer for a result",
+            ),
             (millpond_device_memory_info(null(), &raw mut number, &raw mut number), "the device"),
             (millpond_stream_create(null(), true, null_mut()), "the device"),
             (millpond_get_per_device_resource(null(), null_mut()), "the device"),

@@ -1,12 +1,13 @@
-//! The names of columns that a recording adds to RMM's columns when it is written as a log.
+//! The names of the columns that a recording adds to RMM's columns when the recording is written as a log.
 
 /// The time in nanoseconds since 1970.
 pub const UNIX: &str = "UnixNs";
 /// The time in nanoseconds of a monotonic clock.
 pub const MONOTONIC: &str = "MonotonicNs";
-/// The time as a number that grows from event to event.
+/// The time as a number that increases from event to event.
 pub const STEP: &str = "Step";
-/// The number of the call stack that made the call. A note of this row or of an earlier row lists its frames.
+/// The number of the call stack that made the call. A note in this row or in an earlier row lists the frames
+/// of this call stack.
 pub const STACK: &str = "Stack";
 /// The pool of the block, as two numbers with a colon between them.
 pub const POOL: &str = "Pool";

@@ -6,10 +6,10 @@ use millpond_core::ALLOCATION_ALIGNMENT;
 use super::field::{self, Field};
 use super::{Action, Event, column};
 
-/// The columns that every log must have: RMM's.
+/// The columns that every log must have, which are RMM's columns.
 const REQUIRED: [&str; 6] = ["Thread", "Time", "Action", "Pointer", "Size", "Stream"];
 
-/// Optional columns that RMM lacks.
+/// Optional columns that RMM does not write.
 const FURTHER: [&str; 5] = ["Device", "Alignment", "Sequence", "MonotonicNs", "DurationNs"];
 
 /// The positions of the columns in one log.
@@ -21,7 +21,7 @@ pub(super) struct Columns {
     of_recordings: [Option<usize>; column::OF_RECORDINGS.len()],
 }
 
-/// The name of the column, if the error is about one, and the reason.
+/// The name of the column, if the error is about a column, and the reason.
 pub(super) type RowError = (Option<&'static str>, String);
 
 impl Columns {
@@ -47,14 +47,14 @@ impl Columns {
         names.any(|(known, place)| *known == name && place.is_some())
     }
 
-    /// Returns a cell of a column that only recordings have; empty if the log has no such column.
+    /// Returns a cell of a column that only recordings have. The cell is empty if the log has no such column.
     pub(super) fn of_recording<'a>(&self, row: &'a ByteRecord, name: &str) -> &'a [u8] {
         let column = column::OF_RECORDINGS.iter().position(|known| *known == name);
         let place = column.and_then(|column| self.of_recordings[column]);
         place.and_then(|place| row.get(place)).unwrap_or(b"")
     }
 
-    /// Returns whether a row only carries notes: it is a failed request for 0 bytes.
+    /// Returns whether a row only carries notes. Such a row is a failed request for 0 bytes.
     pub(super) fn is_carrier(&self, row: &ByteRecord) -> bool {
         let alignment = self.further[1].and_then(|place| row.get(place)).unwrap_or(b"");
         let [_, _, action, pointer, size, _] = self.required.map(|place| row.get(place).unwrap_or(b""));
@@ -96,11 +96,11 @@ impl Columns {
         let missing = self.required.iter().position(|&column| column >= row.len());
         Err((
             missing.map(|index| REQUIRED[index]),
-            format!("the row has {} columns, the header has {}", row.len(), self.count),
+            format!("the row has {} columns, but the header has {}", row.len(), self.count),
         ))
     }
 
-    /// Reads an optional column; an empty cell counts as missing.
+    /// Reads an optional column. An empty cell means that there is no value.
     #[inline]
     fn further<T>(
         &self,

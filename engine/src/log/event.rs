@@ -1,4 +1,4 @@
-//! A row of a log as data.
+//! A row of a log, as data.
 
 use std::fmt;
 
@@ -12,7 +12,7 @@ pub enum Action {
     Allocate,
     /// A request failed.
     AllocateFailure,
-    /// A block was freed.
+    /// A block was allocated.
     Free,
 }
 
@@ -20,33 +20,33 @@ pub enum Action {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct Event {
-    /// The line in the log, counted from 1; the header is line 1.
+    /// The number of the line in the log, counted from 1. The header is line 1.
     pub line: u64,
-    /// The thread's number.
+    /// The number of the thread.
     pub thread: u64,
-    /// The call.
+    /// The recorded call.
     pub action: Action,
-    /// The block's address; [`DevicePtr::NULL`] for `(nil)`.
+    /// The address of the block; [`DevicePtr::NULL`] for `(nil)`.
     pub pointer: DevicePtr,
     /// The size in bytes, as requested.
     pub bytes: u64,
-    /// The stream.
+    /// The stream of the call.
     pub stream: StreamKey,
-    /// The requested alignment in bytes: a power of two, 256 if the log has none.
+    /// The requested alignment in bytes, a power of two; 256 if the log has no alignments.
     pub alignment: u64,
-    /// The device, if the log has it.
+    /// The device, if the log records it.
     pub device: Option<DeviceId>,
-    /// The row's number, if the log has it.
+    /// The number of the row, if the log records it.
     pub sequence: Option<u64>,
-    /// The time in nanoseconds of a monotonic clock, if the log has it.
+    /// The time in nanoseconds of a monotonic clock, if the log records it.
     pub monotonic_ns: Option<u64>,
-    /// The duration of the call in nanoseconds, if the log has it.
+    /// The duration of the call in nanoseconds, if the log records it.
     pub duration_ns: Option<u64>,
 }
 
 impl Event {
-    /// Returns a row with the columns that every log has. The alignment is 256, and the other columns are
-    /// absent.
+    /// Returns a row that has only the columns that every log has. The alignment is 256, and the other values
+    /// are absent.
     pub const fn new(
         line: u64,
         thread: u64,
@@ -71,11 +71,11 @@ impl Event {
     }
 }
 
-/// The stream in a row.
+/// The stream in a row of a log.
 ///
-/// RMM prints a stream's handle in hexadecimal. `0` (or `0x0`, `(nil)`) and `0x1` are the legacy default
-/// stream. `0x2` is the per-thread default stream, a different stream on each thread. A decimal number other
-/// than 0 is not a handle: it comes from logs with numbered streams.
+/// RMM prints the handle of a stream in hexadecimal. `0` (or `0x0`, `(nil)`) and `0x1` are the legacy default
+/// stream. `0x2` is the per-thread default stream, which is a different stream on each thread. A decimal
+/// number other than 0 is not a handle. It comes from a log in which streams are numbered.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[expect(clippy::exhaustive_enums, reason = "a reader must know each kind of stream")]
 pub enum StreamKey {
@@ -83,9 +83,9 @@ pub enum StreamKey {
     Legacy,
     /// The per-thread default stream of the row's thread.
     PerThread,
-    /// Any other stream, by its handle.
+    /// Any other stream, given by its handle.
     Handle(u64),
-    /// A numbered stream.
+    /// A stream, given by its number in the log.
     Number(u64),
 }
 

@@ -1,4 +1,5 @@
-//! Reads the fields of a row from bytes, by hand, because this is the inner loop of reading.
+//! Reads the fields of a row from bytes. The code is written by hand, because it is the inner loop of
+//! reading.
 
 use std::str::FromStr;
 
@@ -6,10 +7,10 @@ use millpond_core::{ALLOCATION_ALIGNMENT, DeviceId, DevicePtr};
 
 use super::{Action, StreamKey};
 
-/// A field's value, or the reason why it has none.
+/// The value of a field, or the reason why it has none.
 pub(super) type Field<T> = Result<T, String>;
 
-/// How many bytes of a bad field are shown at most.
+/// The most bytes of a bad field that are shown.
 const SHOWN_BYTES: usize = 40;
 
 fn shown(text: &[u8]) -> String {
@@ -24,7 +25,7 @@ fn not_utf8(text: &[u8]) -> Option<String> {
         .then(|| format!("{} is not UTF-8 text; is this a complete log?", shown(text)))
 }
 
-/// Reads digits; `None` for anything else, and for numbers above 64 bits.
+/// Reads decimal digits. Returns `None` for any other text, and for numbers that need more than 64 bits.
 fn decimal(text: &[u8]) -> Option<u64> {
     if text.is_empty() {
         return None;
@@ -40,7 +41,8 @@ fn decimal(text: &[u8]) -> Option<u64> {
     Some(value)
 }
 
-/// Reads hexadecimal digits without a prefix; `None` for anything else, and for numbers above 64 bits.
+/// Reads hexadecimal digits without a prefix. Returns `None` for any other text, and for numbers that need
+/// more than 64 bits.
 fn hexadecimal(text: &[u8]) -> Option<u64> {
     if text.is_empty() {
         return None;
@@ -65,7 +67,7 @@ fn without_prefix(text: &[u8]) -> Option<&[u8]> {
     text.strip_prefix(b"0x").or_else(|| text.strip_prefix(b"0X"))
 }
 
-/// Reads a whole number from 0 to 2^64 - 1; `what` names it in the error.
+/// Reads a whole number from 0 to 2^64 - 1. In the error, `what` names the number.
 pub(super) fn number(text: &[u8], what: &str) -> Field<u64> {
     decimal(text).ok_or_else(|| {
         not_utf8(text).unwrap_or_else(|| {
@@ -90,7 +92,10 @@ pub(super) fn action(text: &[u8]) -> Field<Action> {
         b"free" => Ok(Action::Free),
         b"allocate failure" => Ok(Action::AllocateFailure),
         _ => Err(not_utf8(text).unwrap_or_else(|| {
-            format!("{} is not an action; there are `allocate`, `allocate failure` and `free`", shown(text))
+            format!(
+                "{} is not an action; the actions are `allocate`, `allocate failure` and `free`",
+                shown(text)
+            )
         })),
     }
 }
@@ -101,7 +106,7 @@ pub(super) fn pointer(text: &[u8]) -> Field<DevicePtr> {
     }
     hexadecimal(without_prefix(text).unwrap_or(text)).map(DevicePtr::new).ok_or_else(|| {
         not_utf8(text).unwrap_or_else(|| {
-            format!("{} is not an address; it is written as `0x7f0000000000` or `(nil)`", shown(text))
+            format!("{} is not an address; an address is written as `0x7f0000000000` or `(nil)`", shown(text))
         })
     })
 }
@@ -123,20 +128,20 @@ pub(super) fn stream(text: &[u8]) -> Field<StreamKey> {
         None => {}
     }
     Err(not_utf8(text).unwrap_or_else(|| {
-        format!("{} is not a stream; it is written as `0`, `0x55e8c0a1b2d0` or a number", shown(text))
+        format!("{} is not a stream; a stream is written as `0`, `0x55e8c0a1b2d0` or a number", shown(text))
     }))
 }
 
 impl FromStr for StreamKey {
     type Err = String;
 
-    /// Reads a stream as a log writes it; the error explains the form.
+    /// Reads a stream in the form of a log. The error explains this form.
     fn from_str(text: &str) -> Result<Self, String> {
         stream(text.as_bytes())
     }
 }
 
-/// Times are not used, but characters that no time has show that the file is not a log.
+/// The reader does not use times. But if a field has characters that no time has, the file is not a log.
 pub(super) fn time(text: &[u8]) -> Field<()> {
     let plausible =
         |byte: &u8| byte.is_ascii_digit() || matches!(byte, b':' | b'.' | b'-' | b'T' | b'Z' | b'+' | b' ');
@@ -144,10 +149,10 @@ pub(super) fn time(text: &[u8]) -> Field<()> {
         return Ok(());
     }
     Err(not_utf8(text)
-        .unwrap_or_else(|| format!("{} is not a time; it is written as `14:03:07.123456`", shown(text))))
+        .unwrap_or_else(|| format!("{} is not a time; a time is written as `14:03:07.123456`", shown(text))))
 }
 
-/// Reads `cuda:0`, `sim:0`, `own:0`, or `0` for `cuda:0`.
+/// Reads a device: `cuda:0`, `sim:0`, `own:0`, or `0`, which means `cuda:0`.
 pub(super) fn device(text: &[u8]) -> Field<DeviceId> {
     let (kind, number) = match text.iter().position(|byte| *byte == b':') {
         Some(colon) => (&text[..colon], &text[colon + 1..]),
@@ -161,7 +166,7 @@ pub(super) fn device(text: &[u8]) -> Field<DeviceId> {
     })
 }
 
-/// Reads the ordinal of a device; `None` if it is too large.
+/// Reads the ordinal of a device. Returns `None` if the number is too large.
 fn ordinal(text: &[u8]) -> Option<u32> {
     let ordinal = decimal(text).and_then(|ordinal| u32::try_from(ordinal).ok());
     ordinal.filter(|ordinal| DeviceId::cuda(*ordinal).ordinal() == *ordinal)

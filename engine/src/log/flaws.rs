@@ -1,11 +1,11 @@
-//! The contradictions and gaps of a log, counted the same way by all commands.
+//! The contradictions in a log, and the data that it lacks. All commands count them in the same way.
 
 use millpond_core::format_bytes;
 use serde::Serialize;
 
 use crate::text::number_of;
 
-/// The contradictions and gaps of a log. Sizes are in bytes; lines count from 1.
+/// The contradictions in a log, and the data that it lacks. Sizes are in bytes; lines count from 1.
 ///
 /// ```
 /// use millpond_engine::log::Flaws;
@@ -14,12 +14,12 @@ use crate::text::number_of;
 #[derive(Clone, Default, PartialEq, Eq, Debug, Serialize)]
 #[non_exhaustive]
 pub struct Flaws {
-    /// The number of frees of addresses that no earlier row named. Their blocks are older than the log.
+    /// The number of frees of addresses that no earlier row named. The freed blocks are older than the log.
     pub unknown_frees: u64,
     /// The line of the first such free.
     pub first_unknown_free_line: Option<u64>,
-    /// The total size of these blocks in bytes. The program had allocated at least this much before the log
-    /// began.
+    /// The total size of the blocks that are older than the log, in bytes. The program had allocated at least
+    /// this many bytes before the log began.
     pub bytes_before: u64,
     /// The number of frees of addresses that were already free. A replay skips these rows.
     pub repeated_frees: u64,
@@ -29,27 +29,27 @@ pub struct Flaws {
     pub duplicate_allocations: u64,
     /// The line of the first such allocation.
     pub first_duplicate_allocation_line: Option<u64>,
-    /// The number of frees with another size than the allocation.
+    /// The number of frees whose size differs from the size of the allocation.
     pub size_mismatches: u64,
-    /// The line of the first such free.
+    /// The line of the first free whose size differs.
     pub first_size_mismatch_line: Option<u64>,
-    /// The reason why reading ended before the log did.
+    /// The reason why reading ended before the end of the log.
     pub rest_missing: Option<String>,
 }
 
 impl Flaws {
-    /// The code of a log that begins late.
+    /// The code of the flaw that the log begins late.
     pub const BEGAN_LATE: &'static str = "began_late";
-    /// The code of a log that frees a block twice.
+    /// The code of the flaw that the log frees a block twice.
     pub const REPEATED_FREES: &'static str = "repeated_frees";
-    /// The code of a log that allocates a live address.
+    /// The code of the flaw that the log allocates at a live address.
     pub const DUPLICATE_ALLOCATIONS: &'static str = "duplicate_allocations";
-    /// The code of a log that frees a block with another size.
+    /// The code of the flaw that the log frees a block with another size.
     pub const SIZE_MISMATCHES: &'static str = "size_mismatches";
-    /// The code of a log that is cut off.
+    /// The code of the flaw that the log is truncated.
     pub const REST_MISSING: &'static str = "rest_missing";
 
-    /// Returns each flaw as a code for programs and a sentence for people.
+    /// Returns each flaw as a code for programs, and as a sentence for people.
     pub fn sentences(&self) -> Vec<(&'static str, String)> {
         let at = |line: Option<u64>| line.map_or(String::new(), |line| format!(" (first at line {line})"));
         let rest = self.rest_missing.iter();
@@ -61,7 +61,7 @@ impl Flaws {
                 self.unknown_frees,
                 format!(
                     "the log begins late, and frees blocks that it never allocates: {}, at least {before}{}; \
-                     they count as live from the start",
+                     these blocks count as live from the start",
                     number_of(self.unknown_frees, "block"),
                     at(self.first_unknown_free_line)
                 ),
@@ -70,7 +70,7 @@ impl Flaws {
                 Self::REPEATED_FREES,
                 self.repeated_frees,
                 format!(
-                    "frees of blocks that were already free: {}{}; they are skipped",
+                    "frees of blocks that were already free: {}{}; the replay skips these frees",
                     self.repeated_frees,
                     at(self.first_repeated_free_line)
                 ),
@@ -89,7 +89,8 @@ impl Flaws {
                 Self::SIZE_MISMATCHES,
                 self.size_mismatches,
                 format!(
-                    "frees with another size than the allocation: {}{}; the allocation's size is used",
+                    "frees with another size than the allocation: {}{}; the replay uses the allocation's \
+                     size",
                     self.size_mismatches,
                     at(self.first_size_mismatch_line)
                 ),

@@ -1,4 +1,4 @@
-//! Reads lines of a file that may be compressed.
+//! Reads the lines of a file, which may be compressed.
 
 use std::io::{self, BufRead, BufReader, Read};
 use std::sync::Arc;
@@ -9,27 +9,28 @@ use flate2::bufread::MultiGzDecoder;
 const GZIP: &[u8] = &[0x1f, 0x8b];
 const ZSTD: &[u8] = &[0x28, 0xb5, 0x2f, 0xfd];
 
-/// The longest line of a log in bytes. Without this limit, binary noise or one long compressed line could
-/// fill memory.
+/// The longest line of a log in bytes. Without this limit, binary data or one long compressed line could fill
+/// memory.
 pub(super) const MAX_LINE_BYTES: usize = 64 << 10;
 
 const BUFFER_BYTES: usize = 128 << 10;
 
-/// The binary logarithm of the most memory in bytes for decompressing zstd: zstd's own limit.
+/// zstd's own limit for the memory of a decompressor: the binary logarithm of the bytes.
 const ZSTD_WINDOW_LOG: u32 = 27;
 
-/// The decompressed text of a log, and a flag that is set at its end if the last line has no line end.
+/// The decompressed text of a log, and a flag. At the end of the text, the flag is set if the last line has
+/// no line end.
 pub(super) type Text<'a> = (Box<dyn Read + Send + 'a>, Arc<AtomicBool>);
 
-/// Returns the decompressed text of a log; its first bytes tell the compression.
+/// Returns the decompressed text of a log. Its first bytes show the compression.
 pub(super) fn unpack<'a>(raw: impl Read + Send + 'a) -> io::Result<Text<'a>> {
     let lines = Lines::new(unpack_bytes(raw, ZSTD_WINDOW_LOG)?);
     let is_unfinished = Arc::clone(&lines.is_unfinished);
     Ok((Box::new(lines), is_unfinished))
 }
 
-/// Returns the decompressed bytes of a file; its first bytes tell the compression. A zstd file with a window
-/// of more than 2^`zstd_window_log` bytes is refused.
+/// Returns the decompressed bytes of a file, whose first bytes show the compression. If a zstd file needs a
+/// window of more than 2^`zstd_window_log` bytes, reading fails.
 ///
 /// # Errors
 /// The first bytes cannot be read.
@@ -50,12 +51,12 @@ pub fn unpack_bytes<'a>(
     })
 }
 
-/// The lines of a text. A line of more than 64 KiB is refused, as [`io::ErrorKind::FileTooLarge`]. The last
-/// line gets a line end if it has none.
+/// The lines of a text. If a line has more than 64 KiB, reading fails with [`io::ErrorKind::FileTooLarge`].
+/// If the last line has no line end, it gets one.
 #[derive(Debug)]
 pub struct Lines<R> {
     text: R,
-    /// The bytes of the last line so far.
+    /// The number of bytes of the last line that were read so far.
     open_bytes: usize,
     at_line_end: bool,
     /// Whether the text ended within a line.

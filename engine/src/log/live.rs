@@ -1,4 +1,4 @@
-//! The rules by which all commands tell which blocks of a log are live.
+//! Finds out which blocks of a log are live. All commands use these rules.
 //!
 //! | row | rule |
 //! |---|---|
@@ -13,11 +13,11 @@ use foldhash::{HashMap, HashSet};
 
 use super::Flaws;
 
-/// The most addresses of freed blocks that are remembered. Past them, a second free looks like the free of a
-/// block from before the log.
+/// The most addresses of freed blocks that are stored. Beyond this number, a second free looks like the free
+/// of a block from before the log.
 const MOST_FREED: usize = 1 << 20;
 
-/// The live blocks after each row of a log. `K` is the place of a block, such as its address. `B` is the
+/// The live blocks after each row of a log. `K` identifies a block, for example by its address. `B` is the
 /// caller's data about a block.
 ///
 /// ```
@@ -41,11 +41,11 @@ pub struct LiveBlocks<K, B> {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[expect(clippy::exhaustive_enums, reason = "a free has no fourth outcome")]
 pub enum Freed<B> {
-    /// A block of the log, with the size of its allocation in bytes.
+    /// A block that the log allocated, with the size of its allocation in bytes.
     Block(u64, B),
     /// A block that was live before the log began.
     Before,
-    /// No block: it was already freed.
+    /// No block, because the block was already freed.
     Again,
 }
 
@@ -56,7 +56,8 @@ impl<K, B> Default for LiveBlocks<K, B> {
 }
 
 impl<K: Copy + Eq + Hash, B> LiveBlocks<K, B> {
-    /// Adds a block. If the log lacks the free of an older block at the same place, returns the older block.
+    /// Adds a block. If an older block has the same key, the log lacks the free of the older block. In this
+    /// case, returns the older block.
     pub fn allocate(&mut self, place: K, bytes: u64, line: u64, block: B) -> Option<(u64, B)> {
         let older = self.live.insert(place, (bytes, block));
         if older.is_some() {
@@ -66,7 +67,7 @@ impl<K: Copy + Eq + Hash, B> LiveBlocks<K, B> {
         older
     }
 
-    /// Frees the block at a place.
+    /// Frees the block with this key.
     pub fn free(&mut self, place: K, bytes: u64, line: u64) -> Freed<B> {
         let is_known = match self.freed.len() < MOST_FREED {
             true => !self.freed.insert(place),
@@ -94,13 +95,13 @@ impl<K: Copy + Eq + Hash, B> LiveBlocks<K, B> {
         }
     }
 
-    /// Forgets all blocks, because another log begins. Keeps the contradictions and gaps so far.
+    /// Removes all blocks, because another log begins. Keeps the flaws that were found so far.
     pub fn restart(&mut self) {
         self.live.clear();
         self.freed.clear();
     }
 
-    /// Returns the number of live blocks.
+    /// Returns the number of keys that are stored: the keys of live blocks and of freed blocks.
     pub fn len(&self) -> usize {
         self.live.len()
     }
@@ -115,12 +116,12 @@ impl<K: Copy + Eq + Hash, B> LiveBlocks<K, B> {
         self.live.len() + self.freed.len()
     }
 
-    /// Returns the contradictions and gaps so far.
+    /// Returns the flaws that were found so far.
     pub fn flaws(&self) -> &Flaws {
         &self.flaws
     }
 
-    /// Returns the blocks that are still live, and the contradictions and gaps.
+    /// Returns the blocks that are still live, and the flaws.
     pub fn finish(self) -> (impl Iterator<Item = (u64, B)>, Flaws) {
         (self.live.into_values(), self.flaws)
     }

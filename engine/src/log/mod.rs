@@ -1,7 +1,7 @@
 //! Reads allocation logs: RMM's CSV, plain or compressed, row by row.
 //!
-//! A log has a header and one row for each event. RMM's six columns are required, in any order. millpond's
-//! further columns are used if they exist, and all others are ignored.
+//! A log has a header, and one row for each event. RMM's six columns are required, in any order. millpond's
+//! further columns are optional. The reader ignores all other columns.
 //!
 //! | column | content |
 //! |---|---|
@@ -20,11 +20,11 @@
 //! If millpond-snapshot writes a recording as a log, the log also has the columns in [`mod@column`]. Some of
 //! its rows only carry notes. The reader skips these rows, except in [`LogReader::next_row`].
 //!
-//! A log may be cut off, because its program was killed or a copy is incomplete. The reader then stops after
-//! the last whole row, and [`LogReader::rest_missing`] says why.
+//! A log may be truncated, because its program was killed or a copy is incomplete. The reader then stops
+//! after the last complete row, and [`LogReader::rest_missing`] returns the reason.
 //!
-//! gzip and zstd are recognised by their first bytes, not by the file's name. Memory is bounded: a
-//! [`LogReader`] holds one row, and it refuses a line of more than 64 KiB.
+//! gzip and zstd are recognised by the first bytes of the file, not by its name. The memory is bounded: a
+//! [`LogReader`] holds one row, and refuses a line of more than 64 KiB.
 //!
 //! ```
 //! use millpond_engine::log::{Action, LogReader};

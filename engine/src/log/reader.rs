@@ -14,9 +14,10 @@ use super::{Event, LogError, input};
 
 /// Reads a log row by row, in bounded memory.
 ///
-/// The reader is an iterator over events. A bad row gives an error, and the next row can still be read. If
-/// the file cannot be read any further, the error is the last item. A log that is cut off after some rows
-/// ends without an error. [`rest_missing`](Self::rest_missing) then returns the reason.
+/// The reader is an iterator over events. If a row is bad, the item is an error, and the next row can still
+/// be read. If the file cannot be read any further, the error is the last item. If a log is truncated after
+/// some rows, the iterator ends without an error. In this case, [`rest_missing`](Self::rest_missing) returns
+/// the reason.
 pub struct LogReader<'a> {
     file: String,
     csv: Reader<Box<dyn Read + Send + 'a>>,
@@ -24,7 +25,7 @@ pub struct LogReader<'a> {
     columns: Columns,
     ended: bool,
     broken: bool,
-    /// Set at the end of the text if the last line has no line end.
+    /// Set at the end of the text, if the last line has no line end.
     is_unfinished: Arc<AtomicBool>,
     /// Whether a row was read.
     has_rows: bool,
@@ -46,7 +47,7 @@ pub fn open_file(path: &Path) -> Result<File, LogError> {
 }
 
 impl LogReader<'static> {
-    /// Opens a file; its first bytes tell whether it is plain, gzip or zstd.
+    /// Opens a file. Its first bytes show whether it is plain, gzip or zstd.
     ///
     /// # Errors
     /// The file cannot be read, or does not start with a log's header.
@@ -56,7 +57,7 @@ impl LogReader<'static> {
 }
 
 impl<'a> LogReader<'a> {
-    /// Reads from any reader; `name` stands for the file in errors.
+    /// Reads a log from any reader. Errors name the log as `name`.
     ///
     /// # Errors
     /// The input does not start with a log's header.
@@ -101,7 +102,7 @@ impl<'a> LogReader<'a> {
         match self.read_row() {
             Some(Ok(line)) => {
                 if let Some(first) = self.row.get(0).and_then(|name| name.strip_prefix(b"\xef\xbb\xbf")) {
-                    // A byte order mark, which some editors write.
+                    // Some editors write a byte order mark.
                     let first = first.to_vec();
                     let rest: Vec<Vec<u8>> = self.row.iter().skip(1).map(<[u8]>::to_vec).collect();
                     self.row = std::iter::once(first).chain(rest).collect();
@@ -120,7 +121,7 @@ impl<'a> LogReader<'a> {
         }
     }
 
-    /// Reads the next row that is not blank into `self.row`, and returns its line.
+    /// Reads the next row that is not blank into `self.row`, and returns the number of its line.
     fn read_row(&mut self) -> Option<Result<u64, LogError>> {
         while !self.ended {
             match self.csv.read_byte_record(&mut self.row) {
@@ -138,7 +139,7 @@ impl<'a> LogReader<'a> {
                     return Some(Err(error));
                 }
             }
-            // The position is after the row's `\n`, which the input guarantees.
+            // The reader's position is after the row's `\n`, which the input guarantees.
             let line = self.csv.position().line() - 1;
             self.strip_carriage_return();
             let blank = self.row.is_empty() || self.row.len() == 1 && self.row[0].is_empty();
@@ -167,13 +168,14 @@ impl<'a> LogReader<'a> {
 }
 
 impl LogReader<'_> {
-    /// Returns whether the log has this column: one of [`column`](mod@super::column), or an optional column.
+    /// Returns whether the log has this column. It must be one of the columns in
+    /// [`column`](mod@super::column), or an optional column.
     pub fn has_column(&self, name: &str) -> bool {
         self.columns.has(name)
     }
 
-    /// Returns the last row's text in one of the columns of [`column`](mod@super::column); empty if the log
-    /// has no such column.
+    /// Returns the last row's text in one of the columns in [`column`](mod@super::column). The text is empty
+    /// if the log has no such column.
     pub fn cell(&self, name: &str) -> &[u8] {
         self.columns.of_recording(&self.row, name)
     }
@@ -183,8 +185,8 @@ impl LogReader<'_> {
         self.columns.is_carrier(&self.row)
     }
 
-    /// Returns the reason why the rest of the log is missing, if reading ended at a cut: compressed data that
-    /// ends early, or an incomplete last row.
+    /// If the log is truncated, returns the reason why its rest is missing: the compressed data ends early,
+    /// or the last row is incomplete.
     pub fn rest_missing(&self) -> Option<&LogError> {
         self.rest_missing.as_ref()
     }
@@ -193,7 +195,7 @@ impl LogReader<'_> {
     /// caller's error about the row.
     ///
     /// # Errors
-    /// `error`, if the row is not the last one or has its line end.
+    /// Returns `error`, if the row is not the last one or has its line end.
     pub fn cut_off(&mut self, error: LogError) -> Result<(), LogError> {
         if !self.has_rows || !self.is_unfinished.load(Ordering::Relaxed) {
             return Err(error);
@@ -204,8 +206,8 @@ impl LogReader<'_> {
         Ok(())
     }
 
-    /// Returns the next row, even if it only carries notes. [`is_carrier`](Self::is_carrier) returns whether
-    /// it does.
+    /// Returns the next row, even if it only carries notes. [`is_carrier`](Self::is_carrier) says whether it
+    /// does.
     pub fn next_row(&mut self) -> Option<Result<Event, LogError>> {
         let line = match self.read_row()? {
             Ok(line) => line,
@@ -248,10 +250,10 @@ impl fmt::Debug for LogReader<'_> {
 fn read_error(file: &str, line: u64, error: &io::Error) -> LogError {
     let reason = match error.kind() {
         io::ErrorKind::UnexpectedEof => {
-            "the compressed data ends early: the file is cut off; copy it again".to_owned()
+            "the compressed data ends early: the file is truncated; copy it again".to_owned()
         }
         io::ErrorKind::InvalidData | io::ErrorKind::InvalidInput | io::ErrorKind::FileTooLarge => {
-            format!("cannot be read ({error}); is it a log, plain or packed with gzip or zstd?")
+            format!("cannot be read ({error}); is it a log, plain or compressed with gzip or zstd?")
         }
         _ => format!("cannot be read ({error})"),
     };
@@ -349,7 +351,7 @@ mod tests {
             let items: Vec<_> = reader.by_ref().collect();
             let missing = reader.rest_missing();
             assert!(items.iter().all(Result::is_ok) && items.len() > 1000, "{}", items.len());
-            assert!(missing.unwrap().reason.contains("cut off"));
+            assert!(missing.unwrap().reason.contains("truncated"));
         }
     }
 

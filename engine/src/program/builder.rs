@@ -13,8 +13,8 @@ use super::{Limits, LogSummary, Op, OpKind, Program};
 use crate::log::{Action, Event, Freed, LiveBlocks, LogError};
 use crate::{Error, Result};
 
-/// A slot is reused only if at least this many slots are free. Threads that replay freely wait for the
-/// earlier blocks of a slot, so this distance lets them drift apart by that many frees. It also keeps
+/// A slot is reused only if at least this number of slots are free. Threads that run freely wait for the
+/// earlier blocks of a slot. So this distance lets the threads drift apart by as many frees. It also keeps
 /// [`Op::ticket`] small: in a block of operations, a slot occurs at most 130 times.
 const SLOT_DISTANCE: usize = 1024;
 
@@ -24,12 +24,13 @@ pub struct ProgramBuilder {
     ops: OpWriter,
     lanes: Lanes,
     live: LiveBlocks<Place, Live>,
-    /// Allocations of the blocks from before the log, which only their frees reveal.
+    /// The allocations of blocks that are older than the log. Only the frees of these blocks are in the log.
     early: Vec<(u64, Op)>,
     failed: FailedRequests<u32>,
     live_bytes: Level,
     live_blocks: Level,
-    /// The most live bytes with a failed request, without the bytes from before the log.
+    /// The most bytes that were live together with a failed request. Bytes from before the log are not
+    /// included.
     most_needed: i128,
     largest_failure: u64,
     /// The live bytes of each stream.
@@ -44,7 +45,7 @@ pub struct ProgramBuilder {
     summary: LogSummary,
 }
 
-/// The place of a block. Two devices may have blocks at the same address.
+/// The key of a block. Two devices may have blocks at the same address.
 type Place = (u64, Option<DeviceId>);
 
 #[derive(Clone, Copy, Debug)]
@@ -55,7 +56,7 @@ struct Live {
     alignment_log2: u8,
 }
 
-/// A sum that begins at an amount which is known only at the end.
+/// A sum whose starting amount is known only at the end.
 #[derive(Clone, Copy, Default, Debug)]
 struct Level {
     /// The sum, without the amount at the start.
@@ -75,7 +76,7 @@ impl Level {
         self.now -= i128::from(amount);
     }
 
-    /// Takes an amount that was there from the start.
+    /// Adds an amount that was there from the start.
     fn take_early(&mut self, amount: u64) {
         self.take(amount);
         self.before += i128::from(amount);
@@ -186,7 +187,7 @@ impl ProgramBuilder {
         }
     }
 
-    /// Frees a block of the log.
+    /// Frees a block that the log allocated.
     fn end(&mut self, bytes: u64, block: Live, lane: u32, line: u32) -> Result<()> {
         self.live_bytes.take(bytes);
         self.live_blocks.take(1);
@@ -195,8 +196,8 @@ impl ProgramBuilder {
         self.emit(OpKind::Free, bytes, block, lane, line)
     }
 
-    /// Frees a block from before the log, and allocates it at the start of the program. Its slot must be one
-    /// that no earlier operation uses.
+    /// Frees a block that is older than the log. Also adds its allocation to the start of the program. The
+    /// block's slot must be one that no earlier operation uses.
     fn free_early(&mut self, event: &Event, lane: u32, line: u32) -> Result<()> {
         let (bytes, alignment_log2) = (event.bytes, event.alignment.trailing_zeros() as u8);
         let slot = self.new_slot()?;
@@ -275,8 +276,8 @@ impl ProgramBuilder {
         }
     }
 
-    /// Returns the program of all events so far. The blocks from before the log come first, in the order of
-    /// their addresses.
+    /// Returns the program of all events that were added. The blocks that are older than the log come first,
+    /// in the order of their addresses.
     ///
     /// # Errors
     /// The temporary file cannot be written.

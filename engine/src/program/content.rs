@@ -6,7 +6,7 @@ use super::store::OpStore;
 use super::{Lane, LogSummary, Op, OpKind};
 use crate::{Error, Result};
 
-/// A log, ready to be replayed any number of times.
+/// A log in a form that can be replayed any number of times.
 ///
 /// ```
 /// use millpond_engine::{log::LogReader, program::{Limits, Program}};
@@ -20,20 +20,22 @@ use crate::{Error, Result};
 /// ```
 #[derive(Debug)]
 pub struct Program {
-    /// The allocations of blocks from before the log, in blocks of operations before the others.
+    /// The allocations of blocks that are older than the log. They form blocks of operations that run before
+    /// the others.
     pub(super) early: Vec<Arc<[Op]>>,
     pub(super) ops: OpStore,
     pub(super) lanes: Vec<Lane>,
     pub(super) slots: u32,
     pub(super) leaks: Vec<Op>,
     pub(super) summary: LogSummary,
-    /// Whether each failed request is a retry, by number.
+    /// For each failed request, by number, whether it is a retry.
     pub(super) retries: Vec<bool>,
 }
 
 impl Program {
-    /// Returns whether a request that failed when the log was written was a retry: it failed, failed again,
-    /// and was served in the end. Always `false` for operations other than [`OpKind::AskAgain`].
+    /// Returns whether a request that failed when the log was written was a retry: an earlier failure has the
+    /// same size, thread and stream, and a later request of this kind was served. Always `false` for
+    /// operations other than [`OpKind::AskAgain`].
     pub fn is_retry(&self, op: &Op) -> bool {
         op.kind == OpKind::AskAgain && self.retries.get(op.slot as usize).copied().unwrap_or(false)
     }
@@ -43,8 +45,8 @@ impl Program {
         &self.summary
     }
 
-    /// Returns the same program; its [summary](Self::summary) names the imported file, its format, and its
-    /// gaps.
+    /// Returns the same program with another [summary](Self::summary): the summary also names the imported
+    /// file, its format, and the data that the file lacks.
     pub fn imported(mut self, file: &str, format: &str, not_known: Vec<String>) -> Self {
         file.clone_into(&mut self.summary.file);
         self.summary.imported_from = Some(format.to_owned());
@@ -52,7 +54,7 @@ impl Program {
         self
     }
 
-    /// Returns the pairs of thread and stream that occur; [`Op::lane`] is an index into them.
+    /// Returns the different pairs of thread and stream. [`Op::lane`] is an index into these pairs.
     pub fn lanes(&self) -> &[Lane] {
         &self.lanes
     }

@@ -1,4 +1,4 @@
-//! Tells failed first requests from their retries.
+//! Distinguishes failed requests from the retries of these requests.
 
 use std::hash::Hash;
 
@@ -6,9 +6,9 @@ use rustc_hash::FxHashMap;
 
 /// The requests that failed when the log was written.
 ///
-/// A program that gets no memory often frees some and asks again. So all failures before a success of the
-/// same size, thread and stream count as one request, at the place of the first failure. `L` names a thread
-/// and its stream.
+/// When a program gets no memory, it often frees some memory and repeats the request. So all failures before
+/// a success of the same size, thread and stream count as one request, at the position of the first failure.
+/// `L` identifies a thread and its stream.
 ///
 /// ```
 /// use millpond_engine::program::FailedRequests;
@@ -20,7 +20,8 @@ use rustc_hash::FxHashMap;
 /// ```
 #[derive(Debug)]
 pub struct FailedRequests<L> {
-    /// The failures since the last success, by lane and size: their numbers, in the log's order.
+    /// The numbers of the failures since the last success, by lane and size. The numbers are in the log's
+    /// order.
     open: FxHashMap<(L, u64), Vec<u32>>,
     retries: Vec<bool>,
 }
@@ -50,12 +51,12 @@ impl<L: Eq + Hash> FailedRequests<L> {
         }
     }
 
-    /// Returns the number of requests: failures, except retries of an earlier failure.
+    /// Returns the number of failed requests. Retries of an earlier failure do not count.
     pub fn count(&self) -> u64 {
         self.retries.iter().filter(|is_retry| !**is_retry).count() as u64
     }
 
-    /// Returns whether each failure is a retry of an earlier one, by number.
+    /// Returns for each failure, by number, whether it is a retry of an earlier one.
     pub(super) fn into_retries(self) -> Vec<bool> {
         self.retries
     }

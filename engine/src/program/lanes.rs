@@ -1,4 +1,4 @@
-//! The pairs of thread and stream of a log.
+//! The pairs of thread and stream in a log.
 
 use rustc_hash::FxHashMap;
 
@@ -8,11 +8,12 @@ use crate::log::{Event, StreamKey};
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct Lane {
-    /// The thread, counted from 0 in the order of their first rows.
+    /// The number of the thread. Threads are counted from 0, in the order of their first rows.
     pub thread: u32,
-    /// The stream, counted in the same way. The per-thread default streams of two threads are two streams.
+    /// The number of the stream. Streams are counted from 0, in the order of their first rows. The per-thread
+    /// default streams of two threads are two streams.
     pub stream: u32,
-    /// The log's name of the stream.
+    /// The stream as the log names it.
     pub key: StreamKey,
 }
 
@@ -20,11 +21,11 @@ pub struct Lane {
 #[derive(Debug, Default)]
 pub(super) struct Lanes {
     threads: FxHashMap<u64, u32>,
-    /// The number of each stream; per-thread streams are keyed with their thread.
+    /// The number of each stream. The key of a per-thread stream includes its thread.
     streams: FxHashMap<(StreamKey, Option<u64>), u32>,
     lanes: Vec<Lane>,
     by_name: FxHashMap<(u64, StreamKey), u32>,
-    /// The last lane; most rows are on the same lane as the previous row.
+    /// The last lane. Most rows have the same lane as the previous row.
     last: Option<((u64, StreamKey), u32)>,
 }
 

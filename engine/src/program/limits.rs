@@ -4,10 +4,11 @@
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct Limits {
-    /// The most operations that are kept in memory; a longer program goes to a temporary file.
+    /// The most operations that are kept in memory. The operations of a longer program go to a temporary
+    /// file.
     pub ops_in_memory: usize,
-    /// Whether to count bad rows and continue, instead of stopping at the first one. A truncated log is then
-    /// read up to the cut.
+    /// Whether to count bad rows and go on. If not, reading stops at the first bad row. If a truncated log is
+    /// read with this option, its complete rows are read.
     pub skip_bad_rows: bool,
 }
 

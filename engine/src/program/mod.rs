@@ -1,23 +1,23 @@
-//! Turns a log into a program of operations that replays fast.
+//! Converts a log to a program of operations that can be replayed fast.
 //!
-//! Reading a row costs more than an allocation from a good pool. So a log is read once and kept as [`Op`]s of
-//! 24 bytes, with small slot numbers instead of addresses. One streaming pass does this. During the pass,
+//! Reading a row costs more than an allocation from a good pool. So a log is read once, and kept as [`Op`]s
+//! of 24 bytes, with small slot numbers instead of addresses. The log is read in one pass. During this pass,
 //! only the live blocks are in memory, not the rows. Up to [`Limits::ops_in_memory`] operations (48 MiB) stay
-//! in memory. Longer programs go to an unnamed temporary file, from which the replay reads one block after
-//! another, outside of the measured time.
+//! in memory. Longer programs go to an unnamed temporary file. The replay reads one block of operations after
+//! another from this file, outside of the measured time.
 //!
-//! Rows that cannot be replayed unchanged are counted in the [`LogSummary`] and handled as follows:
+//! Some rows cannot be replayed unchanged. They are counted in the [`LogSummary`], and handled as follows:
 //!
 //! | in the log | in the program |
 //! |---|---|
-//! | `allocate failure` | no operation; a replay can make the request there, and free the block |
-//! | `free` of an address that no earlier row named | a block from before the log: allocated at the start |
-//! | `free` of an address that is already free | none |
+//! | `allocate failure` | no operation; a replay can repeat the request there, and free its block |
+//! | `free` of an address that no earlier row named | an older block, which is allocated at the start |
+//! | `free` of an address that is already free | no operation |
 //! | `allocate` at an address that is still live | the old block is freed first: the log lacks a free |
-//! | a block that is never freed | a leak: freed on its stream after the pass |
-//! | `free` with another size than the allocation | freed with the size of the allocation |
-//! | `free` on another stream than the allocation | the same |
-//! | requests for zero bytes at `(nil)` and their frees | the same |
+//! | a block that is never freed | a leak: the block is freed on its stream after the pass |
+//! | `free` with another size than the allocation | the block is freed with the size of the allocation |
+//! | `free` on another stream than the allocation | a free on that stream, as in the log |
+//! | requests for zero bytes at `(nil)` and their frees | the same calls, as in the log |
 
 mod builder;
 mod content;

@@ -9,14 +9,14 @@ use millpond_core::Layout;
 pub enum OpKind {
     /// Allocates a block into a slot.
     Allocate,
-    /// Frees the block of a slot.
+    /// Frees the block in a slot.
     Free,
-    /// Allocates zero bytes, which takes no memory and needs no slot.
+    /// Allocates zero bytes. This needs no memory and no slot.
     AllocateNothing,
     /// Frees a null pointer.
     FreeNothing,
     /// Repeats a request that failed when the log was written, and frees the block at once. The slot is the
-    /// request's number; see [`Program::is_retry`](super::Program::is_retry).
+    /// number of the request; see [`Program::is_retry`](super::Program::is_retry).
     AskAgain,
 }
 
@@ -24,24 +24,24 @@ pub enum OpKind {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[expect(clippy::exhaustive_structs, reason = "a program has millions, so its size is fixed")]
 pub struct Op {
-    /// The size of the block in bytes, as requested; also for a free.
+    /// The requested size of the block in bytes, for allocations and for frees.
     pub bytes: u64,
     /// The slot that holds the block between its allocation and its free.
     pub slot: u32,
-    /// The thread and stream, as an index into [`Program::lanes`](super::Program::lanes).
+    /// The number of the thread and stream: an index into [`Program::lanes`](super::Program::lanes).
     pub lane: u32,
-    /// The line of the log; `u32::MAX` for any later line.
+    /// The line in the log; `u32::MAX` for any later line.
     pub line: u32,
-    /// The kind.
+    /// The kind of the operation.
     pub kind: OpKind,
     /// The binary logarithm of the alignment.
     pub alignment_log2: u8,
-    /// The number of earlier operations on the same slot, modulo 2^16. Threads that replay freely use it to
-    /// order operations.
+    /// The number of earlier operations on the same slot, modulo 2^16. Threads that run freely use it to keep
+    /// the order of these operations.
     pub ticket: u16,
 }
 
-/// Long logs are streamed through the caches, so operations must stay small.
+/// Long logs are streamed through the CPU's caches, so operations must stay small.
 const _: () = assert!(size_of::<Op>() == Op::PACKED_BYTES);
 
 impl Op {

@@ -1,4 +1,4 @@
-//! Reads a log into a program.
+//! Reads a log, and makes a program from it.
 
 use std::path::Path;
 
@@ -10,7 +10,7 @@ impl Program {
     /// Reads the log at `path`.
     ///
     /// # Errors
-    /// The errors of [`read`](Self::read), and of opening the file.
+    /// Returns the errors of [`read`](Self::read), and errors of opening the file.
     pub fn open(path: &Path, limits: Limits) -> Result<Self> {
         Self::read(LogReader::open(path)?, limits)
     }
@@ -43,7 +43,7 @@ impl Program {
                 return Err(error.into());
             }
             let reason = match program.summary.skipped_rows {
-                0 => "has a header but no rows: nothing to replay".to_owned(),
+                0 => "has a header but no rows: there is nothing to replay".to_owned(),
                 1 => "has no row that can be read (1 bad row was skipped)".to_owned(),
                 bad => format!("has no row that can be read ({bad} bad rows were skipped)"),
             };
@@ -53,9 +53,9 @@ impl Program {
     }
 }
 
-/// Adds the advice that the rest of a log can still be read.
+/// Adds the advice with which the rest of a log can still be read.
 #[cold]
 fn with_advice(error: LogError, is_cut_off: bool) -> LogError {
-    let advice = if is_cut_off { "replays the rows before the cut" } else { "skips such rows" };
+    let advice = if is_cut_off { "replays the complete rows" } else { "skips such rows" };
     LogError { reason: format!("{}; --skip-bad-rows {advice}", error.reason), ..error }
 }

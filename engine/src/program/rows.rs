@@ -1,5 +1,4 @@
-//! Reads a log on a separate thread, so that one core decompresses and parses rows, and another processes
-//! them.
+//! Reads a log on a separate thread. One core decompresses and parses rows, and another core processes them.
 
 use std::panic::resume_unwind;
 use std::sync::mpsc::{self, SyncSender};
@@ -10,14 +9,14 @@ use crate::log::{Event, LogError, LogReader};
 /// The number of rows in a batch (about 120 KiB).
 const BATCH: usize = 1024;
 
-/// The most waiting batches.
+/// The most batches that wait to be processed.
 const WAITING: usize = 4;
 
-/// A row, and whether the log is truncated there.
+/// A row, and whether the log is truncated at this row.
 type Row = (Result<Event, LogError>, bool);
 
-/// Calls `each` with every row of the log in order, and whether the log is truncated there, until `each`
-/// fails. Another thread reads the rows ahead.
+/// Calls `each` for every row of the log in order, until `each` fails. `each` also gets whether the log is
+/// truncated at the row. Another thread reads the rows ahead.
 ///
 /// ```
 /// use millpond_engine::log::{LogError, LogReader};
@@ -33,7 +32,7 @@ type Row = (Result<Event, LogError>, bool);
 /// ```
 ///
 /// # Errors
-/// The errors of `each`.
+/// Returns the error of `each`.
 pub fn for_each_row<E>(
     reader: &mut LogReader<'_>,
     mut each: impl FnMut(Result<Event, LogError>, bool) -> Result<(), E>,
@@ -47,7 +46,7 @@ pub fn for_each_row<E>(
             return Ok(false); // without a thread, reading takes longer
         };
         let done = batches.into_iter().flatten().try_for_each(|(row, is_cut_off)| each(row, is_cut_off));
-        // The scope would wait for the thread's work, but not for its end.
+        // The scope would wait for the thread's work, but not for the end of the thread.
         thread.join().unwrap_or_else(|panic| resume_unwind(panic));
         done.map(|()| true)
     })

@@ -1,15 +1,15 @@
 //! The course of a log's live bytes, in a few characters.
 
-/// The number of parts that are kept; a line in a terminal has fewer characters.
+/// The number of parts that are kept. A line in a terminal has fewer characters.
 const PARTS: usize = 256;
 const BARS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
 
-/// The most live bytes in each of equal parts of a log, whose length is unknown before its end.
+/// The most live bytes in each of equal parts of a log. The length of the log is unknown before its end.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Sparkline {
-    /// The most bytes in each finished part, and in the current one.
+    /// The most bytes in each finished part, and in the current part.
     most: Vec<i128>,
-    /// The number of values in a full part, and in the current one.
+    /// The number of values in a full part, and in the current part.
     width: u64,
     filled: u64,
 }
@@ -21,7 +21,7 @@ impl Default for Sparkline {
 }
 
 impl Sparkline {
-    /// Adds the live bytes after the next event, which are below 2^124.
+    /// Adds the live bytes after the next event. They are below 2^124.
     pub(super) fn push(&mut self, bytes: i128) {
         if self.filled < self.width {
             self.filled += 1;
@@ -43,8 +43,8 @@ impl Sparkline {
         self.most.iter_mut().for_each(|most| *most += bytes);
     }
 
-    /// Returns at most `characters` bars from the first event to the last; a full bar means the peak. Empty
-    /// if nothing was ever live.
+    /// Returns at most `characters` bars, from the first event to the last. A full bar means the peak. If no
+    /// block was ever live, the text is empty.
     pub fn text(&self, characters: usize) -> String {
         let peak = self.most.iter().copied().max().unwrap_or(0);
         let count = characters.min(self.most.len());

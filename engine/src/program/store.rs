@@ -8,10 +8,12 @@ use parking_lot::Mutex;
 
 use super::Op;
 
-/// The number of operations in a block (1.5 MiB), the unit of writing and reading.
+/// The number of operations in a block of operations (1.5 MiB). Operations are written and read in such
+/// blocks.
 pub(super) const BLOCK_OPS: usize = 64 << 10;
 
-/// The operations of a program: in memory, or in an unnamed file that is deleted when the process ends.
+/// The operations of a program. They are in memory, or in an unnamed file that is deleted when the process
+/// ends.
 #[derive(Debug)]
 pub(super) enum OpStore {
     Memory(Vec<Arc<[Op]>>),
@@ -48,7 +50,7 @@ impl OpStore {
     }
 }
 
-/// Fills an [`OpStore`], and moves it to a file when it grows too large for memory.
+/// Fills an [`OpStore`]. Moves the operations to a file when they become too large for memory.
 #[derive(Debug)]
 pub(super) struct OpWriter {
     store: OpStore,

@@ -1,69 +1,69 @@
-//! Counts of the rows and blocks of a log.
+//! Counts of the rows and blocks in a log.
 
 use serde::Serialize;
 
 use super::sparkline::Sparkline;
 use crate::log::Flaws;
 
-/// The contents of a log. Sizes are in bytes, as requested.
+/// A summary of the contents of a log. Sizes are in bytes, as requested.
 #[derive(Clone, Default, PartialEq, Debug, Serialize)]
 #[non_exhaustive]
 pub struct LogSummary {
     /// The name of the log.
     pub file: String,
-    /// The format of an imported file, for instance `PyTorch memory snapshot`.
+    /// The format of an imported file, for instance `PyTorch memory snapshot`; `None` if the file is a log.
     pub imported_from: Option<String>,
-    /// The gaps that the importer found, one sentence each.
+    /// The data that the file lacks, as the importer found out, in one sentence each.
     pub not_known: Vec<String>,
-    /// The number of rows, without the header and skipped rows.
+    /// The number of rows, without the header and without skipped rows.
     pub events: u64,
-    /// The number of operations in a replay: rows that allocate, or that free a known block.
+    /// The number of operations in a replay: rows that allocate a block, and rows that free a known block.
     pub operations: u64,
     /// The number of different streams.
     pub streams: usize,
     /// The number of different threads.
     pub threads: usize,
-    /// The number of different devices, if the log has them; a replay uses one.
+    /// The number of different devices, if the log records devices. A replay uses one device.
     pub devices: usize,
-    /// The highest sum of the sizes of live blocks, in bytes.
+    /// The most bytes of live blocks at one time.
     pub peak_live_bytes: u64,
-    /// The course of this sum over the log.
+    /// The live bytes over the log.
     #[serde(skip)]
     pub live: Sparkline,
-    /// The sum of the peaks of live bytes of all streams. If streams share no memory, no allocator needs
-    /// less. A block counts for the stream that allocated it.
+    /// The sum of the peaks of live bytes of all streams. If streams share no memory, every allocator needs
+    /// at least this many bytes. A block counts for the stream that allocated it.
     pub peak_live_bytes_apart: u64,
-    /// The highest sum of the sizes of the live blocks and of a request that failed at that time. No device
-    /// with less memory can serve the log and its failed requests.
+    /// The most bytes of live blocks and of a request that failed at the same time. No device with less
+    /// memory can serve the log and its failed requests.
     pub peak_needed_bytes: u64,
-    /// The highest number of live blocks.
+    /// The most live blocks at one time.
     pub peak_live_blocks: u64,
-    /// The largest request in bytes.
+    /// The largest request in bytes. Failed requests count, too.
     pub largest_request_bytes: u64,
     /// The largest request in bytes, including those that failed.
     pub largest_wanted_bytes: u64,
     /// Whether the log has columns that only millpond writes.
     #[serde(skip)]
     pub is_of_millpond: bool,
-    /// The number of rows `allocate failure`.
+    /// The number of rows with the action `allocate failure`.
     pub failed_allocations: u64,
-    /// The number of requests in them: all failures before a success of the same size, thread and stream are
-    /// one request.
+    /// The number of requests in the rows `allocate failure`. All failures before a success of the same size,
+    /// thread and stream are one request.
     pub failed_requests: u64,
-    /// The contradictions and gaps.
+    /// The contradictions in the log, and the data that it lacks.
     #[serde(flatten)]
     pub flaws: Flaws,
-    /// The number of blocks that are never freed.
+    /// The number of blocks that the log never frees.
     pub leaked_blocks: u64,
-    /// The bytes of these blocks.
+    /// The bytes of the blocks that the log never frees.
     pub leaked_bytes: u64,
-    /// The number of rows whose sequence number is not above the previous one.
+    /// The number of rows whose sequence number is not above the sequence number of the previous row.
     pub out_of_sequence: u64,
     /// The number of bad rows that were skipped.
     pub skipped_rows: u64,
-    /// The error of the first skipped row.
+    /// The error of the first bad row that was skipped.
     pub first_skipped_row: Option<String>,
-    /// The mean duration of calls when the log was written, in nanoseconds, if the log has durations.
+    /// The mean duration of a call when the log was written, in nanoseconds, if the log has durations.
     pub logged_ns_per_op: Option<f64>,
 }
 
@@ -73,7 +73,7 @@ impl LogSummary {
         format!("{count} request{}", if count == 1 { "" } else { "s" })
     }
 
-    /// Returns remarks about the log for readers of the figures, one line each.
+    /// Returns remarks for people who read the figures. Each remark is one line.
     pub fn notes(&self) -> Vec<String> {
         let first_skipped = self.first_skipped_row.as_deref().unwrap_or_default();
         let leaked = millpond_core::format_bytes(self.leaked_bytes);
@@ -91,7 +91,7 @@ impl LogSummary {
                 format!(" ({}); the replay made these requests again", self.requests()),
             ),
             (self.out_of_sequence, "rows out of sequence", "; replayed in the file's order".to_owned()),
-            (devices, "devices in the log", "; all are replayed on one".to_owned()),
+            (devices, "devices in the log", "; all are replayed on one device".to_owned()),
         ];
         let lines = lines.into_iter().filter(|(count, ..)| *count > 0);
         let lines = lines.map(|(count, what, more)| format!("{what}: {count}{more}"));

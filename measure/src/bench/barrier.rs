@@ -3,8 +3,9 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
-/// Threads wait here for each other, and continue together. The standard library's barrier wakes sleepers one
-/// after another, which takes as long as a short round. This barrier spins for a while first.
+/// Threads wait here for each other, and then continue together. The barrier of the standard library wakes
+/// sleeping threads one after another, which takes as long as a short round of steps. So this barrier first
+/// spins for a while.
 #[derive(Debug)]
 pub(super) struct Barrier {
     threads: usize,
@@ -19,7 +20,8 @@ impl Barrier {
         Self { threads, arrived: AtomicUsize::new(0), meeting: AtomicUsize::new(0) }
     }
 
-    /// Waits for all threads. Writes before the barrier are visible to all threads after it.
+    /// Waits for all threads. After the barrier, each thread sees the writes that other threads made before
+    /// the barrier.
     pub(super) fn wait(&self) {
         let meeting = self.meeting.load(Ordering::Acquire);
         if self.arrived.fetch_add(1, Ordering::AcqRel) + 1 == self.threads {

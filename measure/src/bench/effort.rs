@@ -2,18 +2,18 @@
 
 use std::time::Duration;
 
-/// The steps and the time limits of each workload.
+/// The number of steps of each workload.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Effort {
     /// The measured steps of each thread.
     pub(super) steps: usize,
-    /// The most warm-up steps before measuring.
+    /// The most warm-up steps before the measurement.
     pub(super) warm_up: usize,
     /// The time limit of the warm-up.
     pub(super) warming: Duration,
-    /// The time limit of measuring; the steps so far count.
+    /// The time limit of the measurement. Steps that are done by then count.
     pub(super) measured: Duration,
-    /// The time limit of allocating the first blocks; then the workload is given up.
+    /// The time limit of allocating the first blocks. If it is exceeded, the workload is given up.
     pub(super) preparing: Duration,
 }
 
@@ -34,7 +34,7 @@ impl Effort {
     };
     /// How many times each block is replaced before the clock starts, on average.
     pub(super) const REPLACEMENTS: usize = 4;
-    /// After this time, a quick run gives less time to preparing.
+    /// If a quick run has taken this long, it leaves less time for preparing workloads.
     pub(super) const QUICK_ENOUGH: Duration = Duration::from_secs(18);
     pub(super) const HASTE: Duration = Duration::from_millis(500);
 }

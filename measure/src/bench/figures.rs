@@ -12,27 +12,27 @@ pub const MIMALLOC: &str = "mimalloc";
 pub struct Report {
     /// The version of this format.
     pub version: u32,
-    /// The device.
+    /// The device of the benchmark.
     pub device: DeviceFigures,
-    /// The number of threads that this machine runs at once.
+    /// The number of threads that this machine can run at once.
     pub cpus: usize,
-    /// The seed of the plans.
+    /// The seed of the random plans.
     pub seed: u64,
-    /// Whether the run did few steps.
+    /// Whether the run did only few steps.
     pub quick: bool,
-    /// The workloads that ran.
+    /// The results of the workloads that ran.
     pub results: Vec<Figures>,
     /// The workloads that did not run.
     pub not_run: Vec<NotRun>,
-    /// Remarks for readers of the figures.
+    /// Remarks for people who read the figures.
     pub notes: Vec<String>,
 }
 
-/// One workload on one stack.
+/// One workload on one stack, without its figures.
 #[derive(Clone, Debug, Serialize)]
 #[non_exhaustive]
 pub struct Subjected {
-    /// The workload.
+    /// The name of the workload.
     pub workload: &'static str,
     /// The stack as text, or [`MIMALLOC`].
     pub stack: String,
@@ -42,12 +42,13 @@ pub struct Subjected {
     pub streams: usize,
     /// The number of blocks that each thread keeps live; 1 for the workload `pair`.
     pub live: usize,
-    /// The percentage of fragmenting blocks that were freed first; 0 for other workloads.
+    /// The percentage of the fragmenting blocks that were freed before the first step; 0 for workloads
+    /// without such blocks.
     pub freed_percent: u32,
-    /// The size of the block in bytes, for the workload `pair`. For other workloads, the bytes of all live
-    /// blocks at the plan's peak.
+    /// The size of the block in bytes, for the workload `pair`. For other workloads, the most bytes of live
+    /// blocks in the plan.
     pub bytes: u64,
-    /// The sizes of blocks, for people.
+    /// The sizes of the blocks, as text for people.
     #[serde(skip)]
     pub sizes: String,
 }
@@ -61,20 +62,20 @@ pub struct Figures {
     pub of: Subjected,
     /// The number of measured steps.
     pub steps: u64,
-    /// Mean nanoseconds of a step on its thread.
+    /// The mean nanoseconds of a step on the thread that does the step.
     pub ns_per_step: f64,
-    /// The 99th percentile, in nanoseconds.
+    /// The 99th percentile of a step's time, in nanoseconds.
     pub p99_ns: u64,
     /// The steps per second of all threads together.
     pub steps_per_second: f64,
-    /// Mean nanoseconds of an allocation before the first step, including growth; `None` for the workload
-    /// `pair`.
+    /// The mean nanoseconds of an allocation before the first step. It includes the growth of the stack.
+    /// `None` for the workload `pair`.
     pub ns_per_fill: Option<f64>,
-    /// The most bytes taken from the driver, if the stack reports them.
+    /// The most bytes reserved from the driver; `None` if the stack does not report them.
     pub reserved_bytes: Option<u64>,
 }
 
-/// A workload that gave no figures.
+/// Why the workload gave no figures.
 #[derive(Clone, Debug, Serialize)]
 #[non_exhaustive]
 pub struct NotRun {
@@ -83,20 +84,20 @@ pub struct NotRun {
     pub of: Subjected,
     /// Whether it failed, or was not tried.
     pub status: Status,
-    /// The reason.
+    /// The reason, as text for people.
     pub reason: String,
 }
 
-/// The reason why there are no figures.
+/// The reason why a workload gave no figures.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum Status {
-    /// The workload does not fit, or preparing took too long.
+    /// The workload does not fit into the memory, or preparing it took too long.
     Skipped,
-    /// The stack needs more memory for it than the device has.
+    /// The workload needs more memory on this stack than the device has.
     OutOfMemory,
-    /// The stack could not be built, or broke.
+    /// The stack could not be built, or the run broke off.
     Failed,
 }
 

@@ -1,4 +1,4 @@
-//! Times the steps of a workload.
+//! Measures the time of a workload's steps.
 
 use std::hint::black_box;
 use std::sync::OnceLock;
@@ -9,11 +9,11 @@ use super::setback::Attempt;
 /// One in this many steps is timed alone.
 const SAMPLE_EVERY: usize = 16;
 
-/// A stretch of steps on one thread.
+/// A number of consecutive steps on one thread.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Lap {
     pub(super) start: Instant,
-    /// The nanoseconds of the steps, without the time of measuring.
+    /// The nanoseconds of the steps, without the time of the measurement itself.
     pub(super) ns: u64,
     pub(super) steps: u64,
 }
@@ -24,7 +24,8 @@ impl Lap {
     }
 }
 
-/// Does steps until `count` are done or `limit` has passed. The time of every 16th step goes to `samples`.
+/// Does steps until `count` steps are done or the time `limit` is over. The time of every 16th step is added
+/// to `samples`.
 #[inline]
 pub(super) fn steps(
     count: usize,
@@ -69,16 +70,16 @@ fn run(
     Ok((start, done))
 }
 
-/// The time that measuring itself takes, to be subtracted.
+/// The time that the measurement itself takes. It is subtracted from the results.
 #[derive(Clone, Copy, Debug)]
 struct Cost {
-    /// The nanoseconds of measuring in each sample.
+    /// The nanoseconds of the measurement in each sample.
     sample_ns: u64,
-    /// The nanoseconds of measuring in each group of steps with a sample.
+    /// The nanoseconds of the measurement in each group of steps that contains a sample.
     group_ns: f64,
 }
 
-/// Returns the cost of measuring, measured once on empty steps: the lowest of several tries.
+/// Returns the cost of the measurement. It is measured once on empty steps, as the lowest of several tries.
 fn cost() -> Cost {
     static COST: OnceLock<Cost> = OnceLock::new();
     *COST.get_or_init(|| {
@@ -102,7 +103,7 @@ fn cost() -> Cost {
     })
 }
 
-/// Returns the 99th percentile of the samples; 0 without samples.
+/// Returns the 99th percentile of the samples; 0 if there are none.
 pub(super) fn percentile_99(samples: &mut [u64]) -> u64 {
     let index = samples.len() * 99 / 100;
     if samples.is_empty() { 0 } else { *samples.select_nth_unstable(index).1 }

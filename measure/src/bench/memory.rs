@@ -1,22 +1,22 @@
-//! Checks that this machine has the memory that mimalloc would touch.
+//! Checks that this machine has the memory that mimalloc would use.
 
 use std::fs;
 
 use millpond_core::format_bytes;
 
-/// Returns the reason why `bytes` bytes of CPU memory should not be tried, if there is one.
+/// If `bytes` bytes of CPU memory should not be allocated, returns the reason.
 ///
-/// The blocks are not written to, but an allocator that takes its memory in huge pages touches it anyway.
+/// No step writes to the blocks. But an allocator that allocates its memory in huge pages touches it anyway.
 pub(super) fn too_little_for(bytes: u64) -> Option<String> {
     let touched = bytes + bytes / 8;
     let available = available()?;
     (touched > available).then(|| {
         let (touched, available) = (format_bytes(touched), format_bytes(available));
-        format!("the workload may touch {touched} of CPU memory, but only {available} are available")
+        format!("the workload may use {touched} of CPU memory, but only {available} are available")
     })
 }
 
-/// Returns how many bytes this process can still allocate, if the system reports them.
+/// Returns how many bytes this process can still allocate; `None` if the system does not report it.
 fn available() -> Option<u64> {
     let free = meminfo_available(&read("/proc/meminfo")?)?;
     let groups = [

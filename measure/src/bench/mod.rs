@@ -1,8 +1,8 @@
-//! Measures the cost of allocations on neutral workloads. mimalloc runs the same steps, as the lower bound
-//! for bookkeeping.
+//! Measures the cost of allocations on synthetic workloads. mimalloc, an allocator of CPU memory, runs the
+//! same steps. Its time is a lower bound for the bookkeeping of an allocator.
 //!
 //! # Workloads
-//! A step allocates one block and frees one. Sizes are log-uniform: every doubling is equally likely.
+//! A step allocates one block and frees one block. Sizes are log-uniform: every doubling is equally likely.
 //!
 //! | workload | does | a step |
 //! |---|---|---|
@@ -16,22 +16,25 @@
 //! | `cross_thread_free` | the same; T threads pass their blocks on | free a neighbour's, allocate |
 //!
 //! A block is freed on the stream that allocated it. To fragment a heap, the workload allocates 20,000 blocks
-//! of 256 B to 1 MiB. Then it frees 0, 25, 50, 75 or 90 % of them at random; the others stay.
+//! of 256 B to 1 MiB. Then it frees 0, 25, 50, 75 or 90 % of these blocks at random. The other blocks stay
+//! live.
 //!
 //! # Method
-//! - All random choices are made in advance: the plan is the same for each stack, and for the peers of
-//!   `benches/peers`. A plan depends only on the seed, so a run can be repeated.
+//! - All random choices are made in advance, as a plan. Each stack gets the same plan, and so do the other
+//!   programs in `benches/peers`. A plan depends only on the seed, so a run can be repeated.
 //! - Each stack is built for each workload, and dropped after it. Before the clock starts, blocks are
-//!   allocated, and each is replaced four times on average, so the clock measures the steady state. If that
-//!   takes longer than 4 seconds, the clock starts earlier. `ns_per_fill` is the cost of growth.
-//! - Every 16th step is timed alone; the 99th percentile is over these steps. The time of reading the clock
-//!   is measured on empty steps, and subtracted.
-//! - `ns_per_step` is the mean on the thread that does the step, including access to the list of live blocks.
-//!   `steps_per_second` counts all threads together, from the first start to the last end.
+//!   allocated, and each block is replaced four times on average. So the clock measures the steady state. If
+//!   that takes longer than 4 seconds, the clock starts earlier. `ns_per_fill` is the cost of the first
+//!   blocks, while the stack grows.
+//! - Every 16th step is timed alone, and the 99th percentile is taken over these steps. The time of reading
+//!   the clock is measured on empty steps, and subtracted.
+//! - `ns_per_step` is the mean on the thread that does the step. It includes access to the list of live
+//!   blocks. `steps_per_second` counts the steps of all threads, from the first start to the last end.
 //! - In `cross_thread_free`, each thread allocates on its own stream, and its neighbour frees the block.
-//!   After each 1000 steps, threads wait for each other to hand over; this wait is not measured.
-//! - No kernel runs and no memory is written to, because the allocator is measured, not the device.
-//! - A workload that takes long ends early; its figures then cover fewer steps.
+//!   After each 1000 steps, the threads wait for each other and hand over their blocks. This wait is not
+//!   measured.
+//! - No kernel runs, and no step writes to memory, because the allocator is measured, not the device.
+//! - If a workload takes too long, it ends early, and its figures cover fewer steps.
 //!
 //! # JSON
 //! ```text
@@ -98,21 +101,22 @@ use streams::Streams;
 use subject::Subject;
 use workload::Case;
 
-/// The subjects of a benchmark, and the device.
+/// The settings of a benchmark: the device, the stacks and the workloads.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Settings {
-    /// The device. A simulated one gets as much memory as the workload needs.
+    /// The device of the benchmark. A simulated device gets as much memory as each workload needs.
     pub device: DeviceSpec,
-    /// The stacks.
+    /// The stacks to measure.
     pub stacks: Vec<StackSpec>,
-    /// The workloads; empty for all.
+    /// The workloads to run. If there are none, all workloads run.
     pub workloads: Vec<Workload>,
-    /// Numbers of threads, for workloads with several threads; empty for 1, 2, 4, 8 and 16, or 2 if quick.
+    /// The numbers of threads for workloads with several threads. If there are none, these are 1, 2, 4, 8 and
+    /// 16, or only 2 if `quick` is set.
     pub threads: Vec<usize>,
-    /// The seed of the plans.
+    /// The seed of the random plans.
     pub seed: u64,
-    /// Whether to do few steps: the run ends within 30 seconds, with rough figures.
+    /// Whether to do only few steps. The run then ends within 30 seconds, and the figures are rough.
     pub quick: bool,
 }
 
@@ -125,7 +129,7 @@ impl Settings {
     millpond_core::setters! { workloads: Vec<Workload>, threads: Vec<usize>, seed: u64, quick: bool }
 }
 
-/// Runs the workloads; calls `watch` before each.
+/// Runs the workloads. Before each workload, calls `watch` with its name.
 ///
 /// # Errors
 /// The device cannot be opened.
@@ -187,7 +191,7 @@ impl Bench<'_> {
             return self.finish(of, Err(Setback::skipped(reason)));
         }
         watch(&of.to_string());
-        // mimalloc has no streams, so one stands for all.
+        // mimalloc has no streams, so one stream stands for all streams.
         let streams = vec![StreamRef::LEGACY; case.streams];
         let timing = self.measure(&subject::Mimalloc, case, plans, streams);
         self.finish(of, timing.map(|timing| (timing, None)));
@@ -214,9 +218,9 @@ impl Bench<'_> {
         Ok((timing, reserved_bytes(&resource)))
     }
 
-    /// Returns the device if it has enough memory; a simulated device is enlarged if needed.
+    /// Returns the device, if it has enough memory. A simulated device gets more memory if it has too little.
     fn roomy_device(&mut self, case: Case, bytes: u64) -> Attempt<DriverHandle> {
-        /// The factor by which stacks may waste memory. Bins round small blocks up to large ones.
+        /// How many times the live bytes a stack may need. Bins round small blocks up to large ones.
         const ROOM: u64 = 4;
         let (device, live) = (&self.settings.device, format_bytes(bytes));
         let driver = device.open_new()?;
@@ -232,7 +236,8 @@ impl Bench<'_> {
         let Some(profile) = device.profile()? else { return Ok(driver) };
         let larger = wanted.next_power_of_two();
         let (workload, size) = (case.workload, format_bytes(larger));
-        let text = format!("{workload} with {live} live ran on sim:{size}: {device} has too little memory");
+        let text =
+            format!("{workload} with {live} live ran on sim:{size}, because {device} has too little memory");
         self.note(text);
         Ok(SimDevice::new(SimConfig::new(profile.resized(larger))))
     }
@@ -268,7 +273,8 @@ impl Bench<'_> {
     }
 }
 
-/// Returns the peak of the lowest layer that keeps statistics, because its memory comes from the driver.
+/// Returns the peak of reserved bytes of the lowest layer that keeps statistics. The memory of this layer
+/// comes from the driver.
 fn reserved_bytes(resource: &AnyResource) -> Option<u64> {
     let peaks = resource.stack().filter_map(|layer| layer.statistics());
     peaks.last().map(|statistics| statistics.peak_bytes_reserved)

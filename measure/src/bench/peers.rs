@@ -1,4 +1,4 @@
-//! Tests that the programs of `benches/peers` do the same work as this one, with the same plans.
+//! Tests that the programs in `benches/peers` do the same work as this program, with the same plans.
 
 use std::fmt::Write as _;
 use std::path::PathBuf;

@@ -1,16 +1,16 @@
-//! Plans of random steps, drawn before the clock starts.
+//! Plans of random steps. They are drawn before the clock starts.
 
 use std::ops::Range;
 
 use millpond_core::format_bytes;
 
-/// A source of random numbers: SplitMix64 (Steele, Lea and Flood, OOPSLA 2014). The programs of the peers
-/// have the same source, so a seed gives the same plan everywhere.
+/// A source of random numbers: SplitMix64 (Steele, Lea and Flood, OOPSLA 2014). The programs in
+/// `benches/peers` use the same source, so a seed gives the same plan in each program.
 #[derive(Clone, Debug)]
 pub(crate) struct Random(u64);
 
 impl Random {
-    /// Returns the numbers of one lane of a seed; each lane has different numbers.
+    /// Returns the source for one lane of a seed. Each lane has different numbers.
     pub(crate) const fn new(seed: u64, lane: u64) -> Self {
         Self(mix(seed ^ mix(lane + 1)))
     }
@@ -38,7 +38,7 @@ const fn mix(x: u64) -> u64 {
     x ^ (x >> 31)
 }
 
-/// The sizes of blocks in bytes, log-uniform: every doubling is equally likely.
+/// The sizes of blocks in bytes. They are log-uniform: every doubling is equally likely.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Sizes {
     pub(super) smallest: u32,
@@ -74,46 +74,47 @@ pub(super) struct Request {
     pub(super) stream: u32,
 }
 
-/// One step: the block in `slot` is freed, and another takes its place.
+/// One step: the block in `slot` is freed, and another block takes its place.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Replacement {
     pub(super) slot: u32,
     pub(super) by: Request,
 }
 
-/// The steps of one thread, drawn in advance so that drawing is not measured.
+/// The steps of one thread. They are drawn in advance, so that drawing them is not measured.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct Plan {
-    /// Blocks that are allocated first, to fragment the heap.
+    /// The blocks that are allocated first, to fragment the heap.
     pub(super) fragments: Vec<Request>,
-    /// Fragments to free afterwards, in this order. The others stay to the end.
+    /// The fragmenting blocks to free afterwards, in this order. The other fragmenting blocks stay until the
+    /// end.
     pub(super) freed: Vec<u32>,
     /// The first block of each slot.
     pub(super) fill: Vec<Request>,
-    /// Steps before the clock starts.
+    /// The steps before the clock starts.
     pub(super) warm_up: Vec<Replacement>,
-    /// The measured steps; all threads wait for each other before each round.
+    /// The measured steps in rounds. Before each round, all threads wait for each other.
     pub(super) rounds: Vec<Vec<Replacement>>,
-    /// The most bytes live at one time.
+    /// The most bytes that are live at one time.
     pub(super) peak_bytes: u64,
 }
 
-/// The slots that steps replace.
+/// Which slots the steps replace.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Order {
-    /// Any slot, in one round.
+    /// Any slot, at random, in one round.
     Random,
-    /// Each slot once in a round, in a new random order.
+    /// Each slot once in each round, in a new random order.
     Sweeps,
 }
 
-/// The sizes of a plan.
+/// The numbers that define a plan.
 #[derive(Clone, Debug)]
 pub(super) struct Shape {
     pub(super) fragments: Fragments,
     pub(super) live: usize,
     pub(super) sizes: Sizes,
-    /// The streams; each block is on one of them, at random.
+    /// The streams. Each block is on one of them, at random.
     pub(super) streams: Range<u32>,
     pub(super) warm_up: usize,
     pub(super) steps: usize,
@@ -125,7 +126,7 @@ pub(super) struct Shape {
 pub(super) struct Fragments {
     pub(super) count: usize,
     pub(super) sizes: Sizes,
-    /// The percentage of these blocks that is freed.
+    /// The percentage of these blocks that are freed before the first step.
     pub(super) freed_percent: u32,
 }
 
@@ -149,12 +150,13 @@ impl Plan {
         plan
     }
 
-    /// Returns the number of measured steps, unless time runs out.
+    /// Returns the number of measured steps, if the time suffices for all of them.
     pub(super) fn steps(&self) -> usize {
         self.rounds.iter().map(Vec::len).sum()
     }
 
-    /// Continues `hash` over all numbers of the plan except the peak: FNV-1a, over 32 bits at a time.
+    /// Adds all numbers of the plan, except the peak, to the hash `hash`. The hash is FNV-1a, over 32 bits at
+    /// a time.
     #[cfg(test)]
     pub(super) fn digest(&self, hash: u64) -> u64 {
         let request = |of: &Request| [of.bytes, of.stream];
@@ -197,7 +199,7 @@ impl Shape {
         Replacement { slot, by: self.request(self.sizes, random) }
     }
 
-    /// Returns every slot once, shuffled (Fisher and Yates).
+    /// Returns every slot once, in a random order (Fisher and Yates).
     fn sweep(&self, random: &mut Random) -> Vec<Replacement> {
         let mut steps: Vec<Replacement> = (0..self.live as u32)
             .map(|slot| Replacement { slot, by: self.request(self.sizes, random) })
@@ -209,7 +211,8 @@ impl Shape {
     }
 }
 
-/// Draws `count` of the numbers below `bound`, each at most once, in any order: the start of a shuffle.
+/// Draws `count` of the numbers below `bound`, each at most once, in any order. The method is the start of a
+/// shuffle.
 fn some(random: &mut Random, bound: usize, count: usize) -> Vec<u32> {
     let mut numbers: Vec<u32> = (0..bound as u32).collect();
     for at in 0..count {

@@ -13,7 +13,7 @@ use super::{Figures, MIMALLOC, NotRun, Report, Status, Subjected};
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 #[non_exhaustive]
 pub enum Format {
-    /// For people.
+    /// Text for people.
     #[default]
     Table,
     /// One JSON object.
@@ -23,7 +23,7 @@ pub enum Format {
 /// Prints a report.
 ///
 /// # Errors
-/// Writing fails.
+/// The report cannot be written.
 pub fn print(report: &Report, format: Format, mut out: impl Write) -> io::Result<()> {
     match format {
         Format::Json => {
@@ -91,15 +91,15 @@ fn table(report: &Report) -> Table {
 }
 
 impl Figures {
-    /// Returns bytes taken from the driver over live bytes, each at its peak. It means little for a pair,
-    /// which is too short.
+    /// Returns the peak of reserved bytes divided by the peak of live bytes. The ratio says little about the
+    /// workload `pair`, which is too short.
     fn taken_over_live(&self) -> Option<f64> {
         let is_churn = self.of.live > 1;
         self.reserved_bytes.filter(|_| is_churn).map(|taken| taken as f64 / self.of.bytes.max(1) as f64)
     }
 }
 
-/// Returns the ratio of a step's time to mimalloc's time on the same workload.
+/// Returns the time of a step divided by mimalloc's time on the same workload.
 fn ratio(figures: &Figures, report: &Report) -> Option<f64> {
     let same = |other: &&Figures| {
         let key = |of: &Subjected| (of.workload, of.threads, of.streams, of.live, of.freed_percent, of.bytes);
@@ -112,14 +112,17 @@ fn ratio(figures: &Figures, report: &Report) -> Option<f64> {
 fn notes(report: &Report) -> Vec<String> {
     let mut notes = report.notes.clone();
     if report.device.simulated {
-        notes.push("the device is simulated: times are this machine's, including the simulation".to_owned());
+        notes.push(
+            "the device is simulated: times are real times of this machine, including the simulation"
+                .to_owned(),
+        );
     }
     let busy = report.results.iter().map(|figures| figures.of.threads).max().unwrap_or(0);
     if busy > report.cpus {
         notes.push(format!("{busy} threads shared {}", number_of(report.cpus as u64, "CPU")));
     }
     if report.quick {
-        notes.push("few steps were done (--quick): figures are rough".to_owned());
+        notes.push("the run did only few steps (--quick): the figures are rough".to_owned());
     }
     notes.extend(report.not_run.iter().map(|NotRun { of, status, reason }| {
         let status = match status {
@@ -127,7 +130,7 @@ fn notes(report: &Report) -> Vec<String> {
             Status::OutOfMemory => "did not fit",
             Status::Failed => "failed",
         };
-        // The memory map in the further lines is only in the JSON.
+        // The further lines of the reason, with the memory map, are only in the JSON.
         format!("{of} {status}: {}", reason.lines().next().unwrap_or_default())
     }));
     notes

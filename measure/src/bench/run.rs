@@ -16,7 +16,7 @@ use super::plan::{Plan, Replacement, Request};
 use super::setback::{Attempt, Setback};
 use super::subject::Subject;
 
-/// A live block. All are freed before the subject is dropped.
+/// A live block. All live blocks are freed before the subject is dropped.
 #[derive(Clone, Copy, Debug)]
 struct Block {
     address: u64,
@@ -24,7 +24,7 @@ struct Block {
 }
 
 impl Block {
-    /// An empty slot: its block was freed, and none replaced it.
+    /// An empty slot: its block was freed, and no block replaced it.
     const NONE: Self = Self { address: 0, of: Request { bytes: 0, stream: 0 } };
 
     const fn is_none(&self) -> bool {
@@ -35,10 +35,10 @@ impl Block {
 /// The times of a run.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Timing {
-    /// The laps by thread, then by round.
+    /// The laps by thread, and then by round.
     laps: Vec<Vec<Lap>>,
     samples: Vec<u64>,
-    /// The filling by all threads together, before the clock starts.
+    /// The first blocks of all threads together, which are allocated before the clock starts.
     filling: Filling,
 }
 
@@ -54,13 +54,14 @@ impl Timing {
         self.laps.iter().flatten().map(|lap| lap.steps).sum()
     }
 
-    /// Returns the mean nanoseconds of a step on its thread.
+    /// Returns the mean nanoseconds of a step on the thread that does the step.
     pub(super) fn ns_per_step(&self) -> f64 {
         let ns: u64 = self.laps.iter().flatten().map(|lap| lap.ns).sum();
         ns as f64 / self.steps().max(1) as f64
     }
 
-    /// Returns the mean nanoseconds of a block while the resource grows; `None` if none was allocated.
+    /// Returns the mean nanoseconds of an allocation while the resource grows; `None` if no block was
+    /// allocated.
     pub(super) fn ns_per_fill(&self) -> Option<f64> {
         let Filling { blocks, time } = self.filling;
         (blocks > 0).then(|| time.as_nanos() as f64 / blocks as f64)
@@ -70,8 +71,8 @@ impl Timing {
         measure::percentile_99(&mut self.samples)
     }
 
-    /// Returns the steps of all threads over the time from the first start to the last end, summed over
-    /// rounds.
+    /// Returns the steps of all threads divided by the time from the first start to the last end. Both are
+    /// summed over all rounds.
     pub(super) fn steps_per_second(&self) -> f64 {
         let rounds = self.laps.iter().map(Vec::len).min().unwrap_or(0);
         let mut wall = Duration::ZERO;
@@ -106,14 +107,14 @@ pub(super) fn pairs<S: Subject>(
     Ok(Timing { laps: vec![vec![lap]], samples, filling: Filling::default() })
 }
 
-/// Threads that keep blocks live and replace them.
+/// Threads that keep blocks live, and replace these blocks.
 pub(super) struct Churn<'a, S> {
     subject: &'a S,
-    /// The plans, one for each thread.
+    /// The plans of the threads, one for each thread.
     plans: &'a [Plan],
     /// The streams, in the order of their numbers in the plans.
     streams: Vec<StreamRef>,
-    /// Whether one thread allocates a round's blocks and another replaces them.
+    /// Whether another thread replaces the blocks that a thread allocated in a round.
     hands_over: bool,
     effort: Effort,
     shelves: Vec<Mutex<Vec<Block>>>,
@@ -161,8 +162,8 @@ impl<'a, S: Subject> Churn<'a, S> {
         Ok(timing)
     }
 
-    /// Does the work of one thread. It waits for the others even after an error, so that no thread waits
-    /// forever.
+    /// Does the work of one thread. Even after an error, the thread waits for the others at each barrier, so
+    /// that no thread waits forever.
     fn work(&self, me: usize) -> Attempt<(Vec<Lap>, Vec<u64>, Filling)> {
         let plan = &self.plans[me];
         let mut samples = Vec::with_capacity(plan.steps() / 16 + plan.rounds.len());
@@ -170,8 +171,8 @@ impl<'a, S: Subject> Churn<'a, S> {
         let mut filling = Filling::default();
         let mut outcome = self.guarded(|| self.prepare(me, &mut filling));
         for (round, steps) in plan.rounds.iter().enumerate() {
-            // A stop is requested only between the second barrier of a round and the first of the next, so
-            // all threads read the same value here.
+            // Threads request a stop only between the second barrier of a round and the first barrier of the
+            // next round. So all threads read the same value here.
             self.barrier.wait();
             if self.stop.load(Ordering::Relaxed) {
                 break;
@@ -187,8 +188,8 @@ impl<'a, S: Subject> Churn<'a, S> {
         outcome.and(emptied).map(|()| (laps, samples, filling))
     }
 
-    /// Asks all threads to stop if `phase` fails. A resource that panics has a bug, but must not hang other
-    /// threads.
+    /// If `phase` fails, asks all threads to stop. A resource that panics has a bug, but it must not make
+    /// other threads hang.
     fn guarded<T>(&self, phase: impl FnOnce() -> Attempt<T>) -> Attempt<T> {
         let result = catch_unwind(AssertUnwindSafe(phase)).unwrap_or_else(|panic| Err(panicked(&*panic)));
         if result.is_err() {
@@ -207,7 +208,7 @@ impl<'a, S: Subject> Churn<'a, S> {
         shelf.retain(|block| !block.is_none());
         let fragments = shelf.len();
         self.fill(&mut shelf, &plan.fill, filling)?;
-        // Slots come first; the fragments after them stay until the end.
+        // The slots come first. The fragmenting blocks come after them, and stay until the end.
         shelf.rotate_left(fragments);
         let steps = &plan.warm_up;
         let replace = |index| self.replace(&mut shelf, steps[index]);
@@ -237,7 +238,7 @@ impl<'a, S: Subject> Churn<'a, S> {
         (steps, limit): (&[Replacement], Duration),
         samples: &mut Vec<u64>,
     ) -> Attempt<Lap> {
-        // A thread that hands over leaves a shelf to its neighbour.
+        // If threads hand over blocks, each thread works on the blocks of its neighbour in the next round.
         let shift = if self.hands_over { round } else { 0 };
         let mut shelf = lock(&self.shelves[(me + shift) % self.plans.len()])?;
         let replace = |index: usize| self.replace(&mut shelf, steps[index]);
@@ -263,7 +264,7 @@ impl<'a, S: Subject> Churn<'a, S> {
         Ok(Block { address, of })
     }
 
-    /// Frees a slot's block on the stream that allocated it.
+    /// Frees the block in a slot on the stream that allocated the block.
     #[inline]
     fn free(&self, slot: &mut Block) {
         let Block { address, of } = *slot;
@@ -272,8 +273,8 @@ impl<'a, S: Subject> Churn<'a, S> {
         unsafe { self.subject.free(address, of.bytes.into(), self.streams[of.stream as usize]) };
     }
 
-    /// Frees the thread's blocks. If a thread panicked, its blocks stay, because it is unknown which are
-    /// live.
+    /// Frees the thread's blocks. If a thread panicked, its blocks are not freed, because it is not known
+    /// which of them are live.
     fn empty(&self, me: usize) -> Attempt<()> {
         lock(&self.shelves[me])?
             .iter_mut()

@@ -2,7 +2,7 @@
 
 use super::Status;
 
-/// The result of one workload on one stack; other workloads and stacks run even if it fails.
+/// The result of one workload on one stack. If it fails, other workloads and stacks still run.
 pub(super) type Attempt<T> = std::result::Result<T, Setback>;
 
 /// The reason why one workload on one stack has no figures.

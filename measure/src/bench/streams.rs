@@ -4,7 +4,7 @@ use millpond_core::driver::StreamFlags;
 use millpond_core::{DriverHandle, StreamRef};
 use millpond_engine::Result;
 
-/// The streams of one workload, destroyed after it.
+/// The streams of one workload. Dropping this value destroys them.
 #[derive(Debug)]
 pub(super) struct Streams<'a> {
     driver: &'a DriverHandle,

@@ -13,8 +13,8 @@ pub(super) trait Subject: Sync {
     /// Frees a block.
     ///
     /// # Safety
-    /// The block comes from `allocate` of the same subject with the same `bytes`, is freed once, and is not
-    /// used afterwards.
+    /// The block comes from `allocate` of the same subject with the same `bytes`. It is freed once, and is
+    /// not used afterwards.
     unsafe fn free(&self, address: u64, bytes: u64, stream: StreamRef);
 }
 
@@ -29,7 +29,8 @@ impl Subject for AnyResource {
 
     #[inline]
     unsafe fn free(&self, address: u64, bytes: u64, stream: StreamRef) {
-        // SAFETY: the caller's promise; no work was ever submitted that uses the block, so any stream does.
+        // SAFETY: the caller's promise. No work that uses the block was ever submitted, so any stream is
+        // correct.
         unsafe { self.deallocate(DevicePtr::new(address), Layout::new(bytes), stream) }
     }
 }
@@ -40,7 +41,7 @@ fn setback(error: &millpond_core::Error) -> Setback {
     Setback { status, reason: error.to_string() }
 }
 
-/// The CPU memory allocator that is the lower bound for bookkeeping. It has no streams.
+/// mimalloc, the CPU memory allocator whose time is the lower bound for bookkeeping. It has no streams.
 #[cfg(feature = "mimalloc")]
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Mimalloc;
@@ -60,7 +61,7 @@ impl Subject for Mimalloc {
 
     #[inline]
     unsafe fn free(&self, address: u64, _bytes: u64, _stream: StreamRef) {
-        // SAFETY: `mi_malloc` returned the address, and the caller gives it back once.
+        // SAFETY: `mi_malloc` returned the address, and the caller frees it once.
         unsafe { libmimalloc_sys::mi_free(std::ptr::with_exposed_provenance_mut(address as usize)) }
     }
 }

@@ -204,5 +204,7 @@ fn a_table_has_each_result_and_what_it_is_to_mimalloc() {
         ["pair", "1", "1", "1000", "256B", "cuda+pool", "25.0", "2.50", "33", "2.500", "7.2", "1.250"]
     );
     assert!(text.contains("on cuda was skipped: it is too slow"), "{text}");
-    assert!(text.contains("note: few steps were done") && text.contains("note: the device is simulated"));
+    assert!(
+        text.contains("note: the run did only few steps") && text.contains("note: the device is simulated")
+    );
 }

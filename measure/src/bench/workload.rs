@@ -7,38 +7,39 @@ use std::str::FromStr;
 use super::effort::Effort;
 use super::plan::{Fragments, Order, Plan, Random, Shape, Sizes};
 
-/// A kind of work for an allocator.
+/// A workload: a kind of work for an allocator.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[non_exhaustive]
 pub enum Workload {
-    /// Repeats one size, allocated and freed: a program without fragmentation.
+    /// Allocates and frees one block again and again. So there is no fragmentation.
     Pair,
-    /// Many live blocks of all sizes; a step replaces one at random.
+    /// Keeps many blocks of all sizes live. A step replaces one of them at random.
     Churn,
-    /// The same with large blocks.
+    /// Like [`Churn`](Self::Churn), with large blocks.
     ChurnLarge,
-    /// Churn on several streams, by one thread.
+    /// Like [`Churn`](Self::Churn), on several streams, by one thread.
     Streams,
-    /// Churn in a heap that blocks of other sizes fragmented first.
+    /// Like [`Churn`](Self::Churn), in a heap that blocks of other sizes fragmented first.
     Fragmented,
-    /// Churn on several threads, each on its own stream.
+    /// Like [`Churn`](Self::Churn), on several threads, each on its own stream.
     ThreadsOwnStream,
-    /// Churn on several threads, all on one stream.
+    /// Like [`Churn`](Self::Churn), on several threads, all on one stream.
     ThreadsOneStream,
-    /// Churn on several threads; each block is freed by another thread than the one that allocated it.
+    /// Like [`Churn`](Self::Churn), on several threads. Each block is freed by a thread other than the one
+    /// that allocated it.
     CrossThreadFree,
 }
 
 const CHURN_SIZES: Sizes = Sizes { smallest: 256, largest: 1 << 20 };
 const LARGE_SIZES: Sizes = Sizes { smallest: 1 << 20, largest: 64 << 20 };
-/// The number of blocks that each of several threads keeps live.
+/// The number of blocks that one thread keeps live on several streams together.
 const THREAD_LIVE: usize = 1000;
 /// The number of blocks that several streams keep live together.
 const STREAMS_LIVE: usize = 10_000;
-/// The number of blocks that fragment a heap: about 2.5 GB, with sizes like in churn.
+/// The number of blocks that fragment a heap: about 2.5 GB, with the sizes of the workload `churn`.
 const FRAGMENTS: usize = 20_000;
-/// The number of blocks that then live in it: about 3.8 GB. So the live bytes are highest at the end, however
-/// many blocks were freed.
+/// The number of blocks that are then live in the fragmented heap: about 3.8 GB. So the live bytes are
+/// highest at the end, whatever the number of freed blocks.
 const FRAGMENTED_LIVE: usize = 4000;
 const FRAGMENTED_SIZES: Sizes = Sizes { smallest: 64 << 10, largest: 4 << 20 };
 
@@ -55,7 +56,7 @@ impl Workload {
         Self::CrossThreadFree,
     ];
 
-    /// Returns the name in `--workload` and reports.
+    /// Returns the name of the workload in `--workload` and in reports.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Pair => "pair",
@@ -69,7 +70,7 @@ impl Workload {
         }
     }
 
-    /// Returns the sizes and the numbers of live blocks, streams or threads.
+    /// Returns the cases of the workload: the sizes, and the numbers of live blocks, streams or threads.
     pub(super) fn cases(self, threads: &[usize]) -> Vec<Case> {
         let case =
             |live, sizes| Case { workload: self, threads: 1, streams: 1, live, sizes, freed_percent: 0 };
@@ -90,7 +91,7 @@ impl Workload {
                 .to_vec(),
             Self::ThreadsOwnStream => threads.iter().map(|&threads| threaded(threads, threads)).collect(),
             Self::ThreadsOneStream => threads.iter().map(|&threads| threaded(threads, 1)).collect(),
-            // It needs two threads.
+            // This workload needs two threads.
             Self::CrossThreadFree => {
                 let mut threads: Vec<usize> = threads.iter().map(|&threads| threads.max(2)).collect();
                 threads.dedup();
@@ -116,7 +117,7 @@ impl FromStr for Workload {
     }
 }
 
-/// A workload at one size, with its numbers of live blocks and threads.
+/// One case of a workload: a size, and the numbers of live blocks and threads.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Case {
     pub(super) workload: Workload,
@@ -126,12 +127,12 @@ pub(super) struct Case {
     /// The number of blocks that each thread keeps live.
     pub(super) live: usize,
     pub(super) sizes: Sizes,
-    /// The percentage of fragmenting blocks that are freed first.
+    /// The percentage of the fragmenting blocks that are freed before the first step.
     pub(super) freed_percent: u32,
 }
 
 impl Case {
-    /// Returns the plan of each thread; empty for pairs, which need none.
+    /// Returns the plan of each thread. The result is empty for the workload `pair`, which needs no plan.
     pub(super) fn plans(&self, seed: u64, effort: &Effort) -> Vec<Plan> {
         let sweeps = self.workload == Workload::CrossThreadFree;
         let shape = |thread| Shape {
@@ -159,8 +160,8 @@ impl Case {
         }
     }
 
-    /// Returns the streams that a thread allocates on: its own, the shared one, or all streams for a single
-    /// thread.
+    /// Returns the streams that a thread allocates on: its own stream, the shared stream, or all streams if
+    /// there is a single thread.
     fn streams_of(&self, thread: usize) -> Range<u32> {
         let (streams, thread) = (self.streams as u32, thread as u32);
         match self.threads {
@@ -170,7 +171,7 @@ impl Case {
         }
     }
 
-    /// Describes the sizes of blocks, and how many were freed first, for people.
+    /// Describes the sizes of the blocks, and how many blocks were freed first, as text for people.
     pub(super) fn about(&self) -> String {
         match self.workload {
             Workload::Fragmented => format!("{}, {} % freed", self.sizes, self.freed_percent),
@@ -178,7 +179,7 @@ impl Case {
         }
     }
 
-    /// Returns the most bytes live at one time: the sum over the plans of the threads.
+    /// Returns the most bytes that are live at one time. It is a sum over the plans of the threads.
     pub(super) fn bytes(&self, plans: &[Plan]) -> u64 {
         let of_pair = u64::from(self.sizes.largest);
         if plans.is_empty() { of_pair } else { plans.iter().map(|plan| plan.peak_bytes).sum() }

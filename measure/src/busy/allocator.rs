@@ -1,4 +1,4 @@
-//! A built subject, which allocates and frees.
+//! A subject that was built, and now allocates and frees.
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ use millpond_engine::Result;
 use super::figures::PassFigures;
 use super::subject::Subject;
 
-/// An allocator under replay.
+/// An allocator that is replayed through.
 pub(super) enum Allocator {
     None,
     Async(CudaPool),
@@ -24,7 +24,7 @@ pub(super) enum Allocator {
 pub(super) struct Stack {
     resource: AnyResource,
     driver: Arc<CountingDriver>,
-    /// The ladder's counts before the pass.
+    /// The counts of the reuse ladder before the pass.
     before: Option<LadderCounts>,
 }
 
@@ -45,7 +45,7 @@ impl Allocator {
         })
     }
 
-    /// Allocates a block; `None` if there is no allocator.
+    /// Allocates a block. Returns `None` if the subject has no allocator.
     #[inline]
     pub(super) fn allocate(&self, layout: Layout, stream: StreamRef) -> Result<Option<DevicePtr>> {
         Ok(match self {
@@ -56,7 +56,7 @@ impl Allocator {
     }
 
     /// # Safety
-    /// The block came from [`allocate`](Self::allocate) with this layout, and its unfinished work is ordered
+    /// The block came from [`allocate`](Self::allocate) with this layout. Its unfinished work is ordered
     /// before the next work of `stream`.
     #[inline]
     pub(super) unsafe fn free(&self, ptr: DevicePtr, layout: Layout, stream: StreamRef) -> Result<()> {
@@ -113,7 +113,8 @@ impl Allocator {
     }
 }
 
-/// The calls that make the host wait for the device: `cuMemFree` and `cuMemFreeHost` wait for all its work.
+/// The calls that make the host wait for the device. `cuMemFree` and `cuMemFreeHost` wait for all work of the
+/// device.
 const HOST_WAITS: [CallKind; 5] = [
     CallKind::StreamSynchronize,
     CallKind::EventSynchronize,
@@ -128,7 +129,7 @@ impl Stack {
     }
 }
 
-/// The device's default pool, which keeps freed memory as long as this value lives.
+/// The device's default pool. While this value lives, the pool keeps freed memory.
 pub(super) struct CudaPool {
     driver: DriverHandle,
     pool: MemPool,

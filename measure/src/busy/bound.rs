@@ -1,20 +1,21 @@
-//! Computes the least memory with which no stream has to wait for another.
+//! Computes the least memory with which no stream has to wait for another stream.
 
 use std::collections::VecDeque;
 
 use super::host::Host;
 use super::plan::{Plan, Step};
 
-/// How many launches of a stream may be unfinished before the next one waits, as in CUDA.
+/// How many launches of a stream may be unfinished. With more, the next launch waits, as in CUDA.
 const DEEPEST_QUEUE: usize = 1024;
 
-/// Returns the least bytes of any allocator that never makes a stream wait for another. The host takes
-/// `host_ns` nanoseconds for an allocation and its launch, and no other time.
+/// Returns the fewest bytes that an allocator needs if it never makes a stream wait for another stream. The
+/// host takes `host_ns` nanoseconds for an allocation and its launch, and no other time.
 ///
-/// At each moment, the host knows which operations of each stream the device has done. If a stream held
-/// memory after the last of these, no other stream can use it yet. So each stream needs its peak since then,
-/// and the sum over streams is needed at once. A block that is freed on another stream moves to that stream;
-/// it only counts as live memory. The sum never falls below the live memory.
+/// At each moment, the host knows which operations of each stream the device has finished. If a stream held
+/// memory after the last of these operations, no other stream can use this memory yet. So each stream needs
+/// the peak of its live memory since then. The bound is the largest sum of these peaks over all streams. If a
+/// block is freed on another stream, it moves to that stream, where it only counts as live memory. The sum
+/// never falls below the live memory.
 pub(super) fn least_bytes_without_waits(plan: &Plan, host: Host, host_ns: u64) -> u64 {
     let mut model = Model {
         now_ns: 0,
@@ -27,32 +28,32 @@ pub(super) fn least_bytes_without_waits(plan: &Plan, host: Host, host_ns: u64) -
     most.max(plan.peak_live_bytes())
 }
 
-/// Models the host and the device, in virtual time.
+/// Models the host and the device in virtual time.
 struct Model {
     now_ns: u64,
     host: Host,
     host_ns: u64,
     streams: Vec<Stream>,
-    /// The sum over streams of the most bytes that each held since its last finished operation.
+    /// The sum over all streams of the most bytes that each stream held since its last finished operation.
     held: u64,
 }
 
-/// A stream, with its operations counted from 0.
+/// A stream, whose operations are counted from 0.
 #[derive(Default)]
 struct Stream {
-    /// The virtual time at which its last kernel ends.
+    /// The virtual time at which the stream's last kernel ends.
     ready_ns: u64,
-    /// The unfinished kernels: the time of each end, and its operation.
+    /// The unfinished kernels. Each entry has the time at which the kernel ends, and the kernel's operation.
     unfinished: VecDeque<(u64, u64)>,
     operations: u64,
     live: u64,
-    /// Operations since the last finished one, with the live bytes after them. An operation stays only while
-    /// no later one has as many live bytes.
+    /// The operations since the last finished one, each with the live bytes after it. An operation is removed
+    /// when a later operation has as many live bytes.
     highs: VecDeque<(u64, u64)>,
 }
 
 impl Model {
-    /// Runs the step on the host, and returns the bytes that are held after it.
+    /// Runs the step on the host. Returns the bytes that are held after the step.
     fn step(&mut self, step: &Step) -> u64 {
         if step.allocates() {
             self.launch(step.stream as usize, step.kernel_ns.into());
@@ -87,7 +88,7 @@ impl Model {
 }
 
 impl Stream {
-    /// Returns the time at which fewer than `most` kernels are unfinished.
+    /// Returns the time at which fewer than `most` kernels will be unfinished.
     fn room_at(&self, most: usize) -> u64 {
         let last = self.unfinished.len().checked_sub(most);
         last.map_or(0, |last| self.unfinished[last].0)
@@ -102,8 +103,8 @@ impl Stream {
         self.operations += 1;
     }
 
-    /// Advances to `now_ns`, and removes finished kernels. Memory that was live only before the operation
-    /// that precedes the first unfinished one is free for all streams.
+    /// Advances to `now_ns`, and removes finished kernels. If memory was live only before the operation that
+    /// precedes the first unfinished one, it is now free for all streams.
     fn pass(&mut self, now_ns: u64) {
         while self.unfinished.front().is_some_and(|(end_ns, _)| *end_ns <= now_ns) {
             self.unfinished.pop_front();

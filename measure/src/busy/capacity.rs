@@ -1,18 +1,18 @@
-//! The part of the device that a subject may use.
+//! How much of the device's memory a subject may use.
 
 use std::str::FromStr;
 
 use millpond_core::{DevicePtr, DriverHandle, Error, format_bytes, parse_memory};
 use millpond_engine::Result;
 
-/// The part of the device that is left to a subject. The benchmark programs in `benches/peers` read the same
-/// texts (`busy.hpp`).
+/// How much of the device's memory is left to a subject. The benchmark programs in `benches/peers` read the
+/// same texts (`busy.hpp`).
 #[derive(Clone, Copy, PartialEq, Debug)]
 #[non_exhaustive]
 pub enum Capacity {
     /// A number of bytes.
     Bytes(u64),
-    /// A percentage of the peak live bytes.
+    /// A percentage of the log's peak of live bytes.
     PercentOfLive(f64),
 }
 
@@ -26,7 +26,7 @@ impl Capacity {
     }
 }
 
-/// Reads a size, as in 3GiB, or a share of the peak live bytes, as in 120%.
+/// Reads a size, as in 3GiB, or a percentage of the log's peak of live bytes, as in 120%.
 impl FromStr for Capacity {
     type Err = Error;
 
@@ -37,27 +37,28 @@ impl FromStr for Capacity {
         match percent.trim().parse::<f64>() {
             Ok(percent) if (1.0..=10_000.0).contains(&percent) => Ok(Self::PercentOfLive(percent)),
             _ => Err(Error::invalid_argument(format!(
-                "`{text}` is not a share of the log's peak of live bytes; write one from 1% to 10000%, as in \
-                 120%"
+                "`{text}` is not a percentage of the log's peak of live bytes; write a percentage from 1% to \
+                 10000%, as in 120%"
             ))),
         }
     }
 }
 
-/// The page size of the driver's plain memory, in bytes.
+/// The page size in bytes of the memory that `cuMemAlloc` returns.
 const PAGE_BYTES: u64 = 2 << 20;
 
-/// A reservation of all device memory except a part; freed at the end.
+/// A reservation of all device memory, except for a given amount. Dropping this value frees the reserved
+/// memory.
 pub(super) struct Reservation {
     driver: DriverHandle,
     block: Option<DevicePtr>,
 }
 
 impl Reservation {
-    /// Takes the device's free memory beyond `left` bytes, in whole pages.
+    /// Reserves the device's free memory beyond `left` bytes, in whole pages.
     ///
     /// # Errors
-    /// The device has less free memory, or the driver refuses.
+    /// The device has less free memory than `left`, or the driver refuses.
     pub(super) fn but(left: u64, driver: &DriverHandle) -> Result<Self> {
         let failed = |error| Error::from(error).context("reserving all device memory except --capacity");
         let free = driver.mem_get_info().map_err(failed)?.free;

@@ -1,4 +1,4 @@
-//! The device that kernels run on: a GPU, or a simulated device and its virtual clock.
+//! The device that kernels run on: a GPU, or a simulated device with a virtual clock.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -9,16 +9,18 @@ use millpond_driver::cuda::{CudaDriver, Function};
 use millpond_driver::sim::{Access, SimDevice};
 use millpond_engine::Result;
 
-/// How many nanoseconds a simulated device needs between two kernels of a stream. On one stream of an H200,
-/// each of 60,354 kernels of 5 to 25 µs takes 1.3 µs beyond its run time. With 36,045 kernels, it is 1.4 µs.
+/// The nanoseconds that a simulated device needs between two kernels of a stream. On an H200, 60,354 kernels
+/// of 5 to 25 µs ran on one stream. Each of them took 1.3 µs in addition to its run time. With 36,045
+/// kernels, it was 1.4 µs.
 const BETWEEN_KERNELS_NS: u64 = 1_300;
 
-/// How many further nanoseconds a host loses on a simulated device when it waits for its last kernel. The
-/// kernel starts later on an idle stream, and the host learns of its end later. On an H200, a host that waits
-/// after each of 8000 launches takes 9.0 µs more each than the kernel runs; the launch takes 4.4 µs of these.
+/// The additional nanoseconds that a host loses on a simulated device when it waits for its last kernel. On
+/// an idle stream, the kernel starts later, and the host learns later that it has ended. On an H200, a host
+/// waited after each of 8000 launches. Each launch took 9.0 µs in addition to the run time of the kernel, 4.4
+/// µs of them for the launch itself.
 const WAKING_NS: u64 = 3_400;
 
-/// The PTX of the kernel for a GPU. `busy.hpp` of the peers has the same text.
+/// The PTX of the kernel for a GPU. `busy.hpp` in `benches/peers` has the same text.
 pub(super) const SPIN: &str = include_str!("spin.ptx");
 
 /// A device that runs kernels of any duration.
@@ -36,7 +38,8 @@ enum Kind {
 }
 
 impl Device {
-    /// Opens the device. A simulated device is new, and each launch takes the host `host_ns` nanoseconds.
+    /// Opens the device. A simulated device is new, and each launch takes `host_ns` nanoseconds of the host's
+    /// time.
     pub(super) fn open(spec: &DeviceSpec, host_ns: u64) -> Result<Self> {
         let driver = spec.open_new()?;
         let kind = match SimDevice::find(driver.device()) {
@@ -53,7 +56,7 @@ impl Device {
         &self.driver
     }
 
-    /// Returns the nanoseconds since a fixed moment; virtual on a simulated device.
+    /// Returns the nanoseconds since a fixed moment. They are virtual on a simulated device.
     pub(super) fn now_ns(&self) -> u64 {
         match &self.kind {
             Kind::Cuda { .. } => self.begin.elapsed().as_nanos() as u64,
@@ -61,7 +64,8 @@ impl Device {
         }
     }
 
-    /// Launches a kernel that runs for `ns` nanoseconds; on a simulated device it also reads the block.
+    /// Launches a kernel that runs for `ns` nanoseconds. On a simulated device, the kernel also reads the
+    /// block.
     pub(super) fn launch(&self, stream: StreamRef, block: Option<(DevicePtr, u64)>, ns: u32) -> Result<()> {
         match &self.kind {
             Kind::Cuda { spin } => {
@@ -78,15 +82,15 @@ impl Device {
         Ok(())
     }
 
-    /// Accounts for a host that waited for its last kernel.
+    /// Adds the time that the host loses when it waits for its last kernel.
     pub(super) fn waited(&self) {
         if let Kind::Sim { device, .. } = &self.kind {
             device.advance(WAKING_NS);
         }
     }
 
-    /// Reports a block that the subject handed out, so that a simulated device can check its use by the
-    /// stream.
+    /// Reports a block that the subject allocated. A simulated device then checks the stream's use of the
+    /// block.
     pub(super) fn lend(&self, ptr: DevicePtr, bytes: u64, stream: StreamRef) {
         if let Kind::Sim { device, .. } = &self.kind {
             device.lend(ptr, bytes, stream);
@@ -100,7 +104,7 @@ impl Device {
         }
     }
 
-    /// Returns the violations of stream order that the simulated device found as an error.
+    /// If the simulated device found violations of stream order, returns them as an error.
     ///
     /// # Errors
     /// The first violation, which is a bug in the stack.

@@ -1,4 +1,4 @@
-//! The figures of a report; the [module](super) explains each.
+//! The figures of a report. The [module](super) explains each of them.
 
 use millpond_core::LadderCounts;
 use millpond_driver::CallCounts;
@@ -8,27 +8,27 @@ use serde::Serialize;
 
 use super::{Host, Kernels};
 
-/// The results for one log with work in flight.
+/// The results of replaying one log with kernels running.
 #[derive(Clone, Debug, Serialize)]
 #[non_exhaustive]
 pub struct Report {
     /// The version of this format.
     pub version: u32,
-    /// The device.
+    /// The device of the replay.
     pub device: DeviceFigures,
-    /// The log.
+    /// The summary of the log.
     pub log: LogSummary,
-    /// The seed of the durations.
+    /// The seed of the random durations.
     pub seed: u64,
-    /// How long an allocation takes the host on a simulated device, in nanoseconds.
+    /// The time that the host takes for an allocation on a simulated device, in nanoseconds.
     pub host_ns: u64,
-    /// The operations of one pass.
+    /// The number of operations in one pass.
     pub operations: u64,
-    /// The most bytes that these operations have live at one time.
+    /// The most bytes that are live at one time in these operations.
     pub peak_live_bytes: u64,
-    /// The bytes of the device that were left to each subject; `None` for all.
+    /// How many bytes of the device were left to each subject; `None` if all bytes were.
     pub capacity_bytes: Option<u64>,
-    /// The figures for each combination of a range of kernels and a host.
+    /// The figures for each combination of a range of durations and a mode of the host.
     pub cases: Vec<CaseFigures>,
 }
 
@@ -37,29 +37,29 @@ impl Report {
     pub const VERSION: u32 = 1;
 }
 
-/// One range of kernels, with one host.
+/// The figures for one range of durations, with one mode of the host.
 #[derive(Clone, Debug, Serialize)]
 #[non_exhaustive]
 pub struct CaseFigures {
-    /// The range of the durations.
+    /// The range of the kernels' durations.
     pub kernels: Kernels,
-    /// How far ahead the host ran.
+    /// The mode of the host: how far it ran ahead of the device.
     pub host: Host,
-    /// The sum of the durations of the busiest stream's kernels, in nanoseconds.
+    /// The sum of the durations of all kernels on the busiest stream, in nanoseconds.
     pub busiest_stream_ns: u64,
     /// The sum of the durations of all kernels, in nanoseconds.
     pub all_streams_ns: u64,
-    /// The least memory in bytes that needs no wait between streams.
+    /// The least memory in bytes with which no stream has to wait for another stream.
     pub least_bytes_without_waits: u64,
-    /// The results without an allocator, then the results of the requested subjects.
+    /// The results of the subjects. The first one is the run without an allocator.
     pub stacks: Vec<SubjectReport>,
 }
 
-/// One stack, and its result.
+/// A stack, and its result.
 #[derive(Clone, Debug, Serialize)]
 #[non_exhaustive]
 pub struct SubjectReport {
-    /// The stack as text, `none` or `async`.
+    /// The stack as text, or `none`, or `async`.
     pub spec: String,
     /// The result.
     #[serde(flatten)]
@@ -71,12 +71,12 @@ pub struct SubjectReport {
 #[serde(tag = "status", rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum SubjectResult {
-    /// It served every allocation, or counted its failures.
+    /// The stack served every allocation, or its failed allocations were counted.
     Ran {
         /// The figures of each pass.
         passes: Vec<PassFigures>,
     },
-    /// It could not be built, an allocation failed, or it broke.
+    /// The stack could not be built, an allocation failed, or the run broke off.
     Failed {
         /// The reason.
         error: String,
@@ -89,7 +89,7 @@ impl SubjectReport {
         self.passes().iter().map(|pass| pass.failures).sum()
     }
 
-    /// Returns the figures of each pass; empty if it failed.
+    /// Returns the figures of each pass. The result is empty if the stack failed.
     pub fn passes(&self) -> &[PassFigures] {
         match &self.result {
             SubjectResult::Ran { passes } => passes,
@@ -102,22 +102,23 @@ impl SubjectReport {
 #[derive(Clone, PartialEq, Debug, Serialize)]
 #[non_exhaustive]
 pub struct PassFigures {
-    /// Nanoseconds from the first operation to the end of all streams; virtual on a simulated device.
+    /// The nanoseconds from the first operation to the end of all streams. They are virtual on a simulated
+    /// device.
     pub end_ns: u64,
-    /// Nanoseconds to the return of the last operation on the host.
+    /// The nanoseconds from the first operation until the last operation returns on the host.
     pub host_ns: u64,
-    /// The most bytes taken from the device at one time.
+    /// The most bytes reserved from the device at one time.
     pub peak_taken_bytes: u64,
-    /// The failed allocations.
+    /// The number of failed allocations.
     pub failures: u64,
-    /// The waits between streams that the stack inserted; `None` if it does not report them.
+    /// How many waits between streams the stack inserted; `None` if the stack does not report them.
     pub stream_waits: Option<u64>,
-    /// The calls of the stack that made the host wait; `None` if it does not report them.
+    /// How many calls of the stack made the host wait; `None` if the stack does not report them.
     pub host_waits: Option<u64>,
-    /// All driver calls of the stack; `None` if they were not counted.
+    /// The number of all driver calls of the stack; `None` if they were not counted.
     pub driver_calls: Option<u64>,
     /// The driver calls of the stack, by kind.
     pub by_kind: CallCounts,
-    /// The requests that each step of the reuse ladder served, if the stack keeps statistics.
+    /// How many requests each level of the reuse ladder served; `None` if the stack keeps no statistics.
     pub ladder: Option<LadderCounts>,
 }

@@ -1,11 +1,11 @@
-//! The modes of how far the host runs ahead of the device.
+//! The modes of the host. They differ in how far the host runs ahead of the device.
 
 use std::fmt;
 use std::str::FromStr;
 
 use serde::Serialize;
 
-/// How far the host runs ahead of the device; see the [module](super).
+/// How far the host (the CPU) runs ahead of the device. The [module](super) explains the modes.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
@@ -20,14 +20,14 @@ pub enum Host {
 }
 
 impl Host {
-    /// All of them, in the order of reports.
+    /// All modes, in the order of reports.
     pub const ALL: [Self; 3] = [Self::Ahead, Self::Level, Self::Sync];
 
-    /// The most kernels of one stream in flight with [`Level`](Self::Level). `busy.hpp` in `benches/peers`
+    /// The most unfinished kernels of one stream with [`Level`](Self::Level). `busy.hpp` in `benches/peers`
     /// has the same number.
     pub const LEVEL_KERNELS: usize = 4;
 
-    /// Returns the name in `--host` and reports.
+    /// Returns the name of the mode in `--host` and in reports.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Ahead => "ahead",

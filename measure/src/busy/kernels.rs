@@ -1,4 +1,4 @@
-//! The durations of kernels.
+//! The range of the kernels' random durations. All durations in the range are equally likely.
 
 use std::fmt;
 use std::str::FromStr;
@@ -9,16 +9,16 @@ use serde::Serialize;
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 #[expect(clippy::exhaustive_structs, reason = "a range has two ends")]
 pub struct Kernels {
-    /// The shortest in nanoseconds; at least 1000.
+    /// The shortest duration in nanoseconds; at least 1000.
     pub shortest_ns: u32,
-    /// The longest in nanoseconds; at most one second.
+    /// The longest duration in nanoseconds; at most one second.
     pub longest_ns: u32,
 }
 
 impl Kernels {
-    /// Short ones, 5 to 25 µs.
+    /// Short durations: 5 to 25 µs.
     pub const SHORT: Self = Self { shortest_ns: 5_000, longest_ns: 25_000 };
-    /// Longer ones, 10 to 100 µs.
+    /// Longer durations: 10 to 100 µs.
     pub const LONG: Self = Self { shortest_ns: 10_000, longest_ns: 100_000 };
 }
 
@@ -51,7 +51,7 @@ impl FromStr for Kernels {
     }
 }
 
-/// A source of random numbers: xorshift (Marsaglia 2003), 13-7-17. `log.hpp` of the peers has the same
+/// A source of random numbers: xorshift (Marsaglia 2003), 13-7-17. `log.hpp` in `benches/peers` has the same
 /// source.
 #[derive(Clone, Debug)]
 pub(super) struct Durations {
@@ -60,7 +60,7 @@ pub(super) struct Durations {
 }
 
 impl Durations {
-    /// Starts with `seed`. The seed 0 would only produce 0, so it becomes 1.
+    /// Returns the source for `seed`. The seed 0 would give only the number 0, so it is replaced with 1.
     pub(super) fn new(of: Kernels, seed: u64) -> Self {
         Self { state: seed.max(1), of }
     }

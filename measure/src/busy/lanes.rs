@@ -1,4 +1,4 @@
-//! The streams of a run, and the host's lead over each.
+//! The streams of a run, and how far the host runs ahead of each stream.
 
 use millpond_core::driver::{Event, EventFlags, StreamFlags};
 use millpond_core::{DriverHandle, Error, StreamRef};
@@ -7,7 +7,7 @@ use millpond_engine::log::StreamKey;
 
 use super::host::Host;
 
-/// One stream for each stream of the log, destroyed at the end.
+/// One stream for each stream of the log. Dropping this value destroys them.
 pub(super) struct Lanes {
     driver: DriverHandle,
     lanes: Vec<Lane>,
@@ -16,15 +16,16 @@ pub(super) struct Lanes {
 /// A stream.
 struct Lane {
     stream: StreamRef,
-    /// The events after its last kernels, the oldest at `next`. There are as many as kernels may be in flight
-    /// with the host `level`.
+    /// The events after the stream's last kernels. `next` is the index of the oldest event. With the host
+    /// mode `level`, there are as many events as kernels may be unfinished.
     ends: Vec<Event>,
     next: usize,
     launched: usize,
 }
 
 impl Lanes {
-    /// Makes one non-blocking stream for each stream of the log; the legacy default stream stays itself.
+    /// Makes one non-blocking stream for each stream of the log. The log's legacy default stream becomes the
+    /// device's legacy default stream.
     pub(super) fn create(driver: &DriverHandle, streams: &[StreamKey], host: Host) -> Result<Self> {
         let mut all = Self { driver: driver.clone(), lanes: Vec::with_capacity(streams.len()) };
         let failed = |error| Error::from(error).context("making the log's streams and their events");
@@ -47,7 +48,7 @@ impl Lanes {
         self.lanes[index as usize].stream
     }
 
-    /// Runs before an allocation. With the host `level`, it waits until the stream has room for one more
+    /// Called before an allocation. With the host mode `level`, waits until the stream may have one more
     /// kernel.
     #[inline]
     pub(super) fn before(&self, index: u32) -> Result<()> {
@@ -58,7 +59,8 @@ impl Lanes {
         Ok(())
     }
 
-    /// Runs after a launch. With the host `sync`, it waits for the stream; with `level`, it records an event.
+    /// Called after a launch. With the host mode `sync`, waits for the stream. With `level`, records an
+    /// event.
     #[inline]
     pub(super) fn after(&mut self, index: u32, host: Host) -> Result<()> {
         let lane = &mut self.lanes[index as usize];

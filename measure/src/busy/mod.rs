@@ -1,22 +1,23 @@
-//! Replays logs with work in flight: each allocation of a log launches a kernel on its stream.
+//! Replays logs with kernels running: each allocation of a log launches a kernel on its stream.
 //!
-//! In a replay without work, every block is free for all streams as soon as it is freed, and a wait between
-//! streams costs nothing. Here a block is in use until the kernels before its free finish, and a wait delays
-//! a stream. So a stack pays for reusing other streams' blocks: with time if it waits for them, or with
-//! memory if it takes more.
+//! In a replay without kernels, every block is free for all streams as soon as it is freed, and a wait
+//! between streams costs no time. Here, a block is in use until the kernels before its free finish, and a
+//! wait delays a stream. So a stack pays for reusing the blocks of other streams. It pays with time if it
+//! waits for those streams, or with memory if it allocates more.
 //!
 //! # Method
 //! One thread runs the log's operations in order, with one stream for each stream of the log:
 //!
-//! - An allocation asks the stack for the block, and then launches a kernel on the stream. The kernel runs
-//!   for a random time from `--kernels`, uniformly. One seed gives the same times in every pass, for every
-//!   stack, and in the programs of `benches/peers`. On a simulated device, the kernel reads the block, and an
-//!   oracle checks stream order. On a GPU, it spins and touches no memory.
+//! - An allocation gets a block from the stack, and then launches a kernel on the stream. The kernel runs for
+//!   a random time in the range `--kernels`. All times in the range are equally likely. One seed gives the
+//!   same times in every pass, for every stack, and in the programs of `benches/peers`. On a simulated
+//!   device, the kernel reads the block, and the device checks the stream order. On a GPU, the kernel only
+//!   spins, and touches no memory.
 //! - A free calls the stack's `deallocate` with the stream that the log names.
-//! - At the end, the host waits for all streams; this is the end of the pass. Then it frees the blocks that
-//!   the log leaves live, waits again, and the next pass begins on the same stack.
+//! - At the end, the host waits for all streams. This is the end of the pass. Then the host frees the blocks
+//!   that the log leaves live, and waits again. The next pass uses the same stack.
 //!
-//! Requests for zero bytes are left out, and so are requests that failed when the log was written.
+//! Requests for zero bytes are left out. Requests that failed when the log was written are left out, too.
 //!
 //! # How far ahead the host is
 //! | `--host` | before it allocates | after it has launched |
@@ -25,29 +26,31 @@
 //! | `level` | waits until fewer than 4 kernels of the stream are unfinished | no wait |
 //! | `sync` | no wait | waits for the stream, so nothing is in flight at the next operation |
 //!
-//! On a simulated device, each allocation also takes the host `--host-us` microseconds of virtual time. This
-//! time stands for the launch and for the rest of the program; the stack's driver calls come on top. As on an
-//! H200, the device needs 1.3 µs between two kernels of a stream, and a host that waits after each launch
-//! loses 3.4 µs more. On a GPU, the host takes its real time.
+//! On a simulated device, each allocation also takes `--host-us` microseconds of the host's virtual time.
+//! This time stands for the launch and for the rest of the program. The time of the stack's driver calls is
+//! added. As on an H200, the device needs 1.3 µs between two kernels of a stream, and a host that waits after
+//! each launch loses another 3.4 µs. On a GPU, the host takes its real time.
 //!
 //! # Comparisons
-//! - `none`: no allocator, the same kernels. Apart from measurement noise, no stack is faster.
+//! - `none`: the same kernels without an allocator. Apart from measurement noise, no stack is faster.
 //! - The least memory that needs no wait. For each stream, take the most live bytes since the last operation
-//!   that the device has finished. Another stream cannot get that memory without a wait. So at each moment,
+//!   that the device has finished. Another stream cannot get this memory without a wait. So at each moment,
 //!   the bound is the sum of these bytes over all streams. The bound assumes that the host takes `--host-us`
-//!   for an allocation, and that the allocator takes no time. An allocator that delays the host needs less.
+//!   for an allocation, and that the allocator takes no time. If an allocator delays the host, it needs less
+//!   memory than the bound.
 //! - `async`: `cuMemAllocAsync` from the device's default pool, which keeps freed memory.
 //!
 //! # At a capacity
-//! `--capacity` limits how much of the device is free when a subject is built. It is a size, as in `3GiB`, or
-//! a share of the log's peak of live bytes, as in `120%`. The rest is reserved, in whole pages of 2 MiB, so
-//! at least this much is left. The rule is the same for stacks, `async` and the peers, on a GPU and on a
-//! simulated device. An allocator that runs short of memory must wait for work in flight, or fail. With
+//! `--capacity` limits how much of the device's memory is free when a subject is built. A subject is a stack,
+//! or `async`. The capacity is a size, as in `3GiB`, or a percentage of the log's peak of live bytes, as in
+//! `120%`. The rest of the memory is reserved, in whole pages of 2 MiB. So at least the capacity is left. The
+//! rule is the same for stacks, `async` and the programs in `benches/peers`, on a GPU and on a simulated
+//! device. If an allocator runs short of memory, it must wait for running kernels, or fail. With
 //! `--capacity`, the replay counts a failed allocation, still runs its kernel, and skips its free. Without
 //! `--capacity`, a failed allocation ends the run of the stack.
 //!
 //! # JSON
-//! One object for each log, each on its own line:
+//! There is one object for each log, on its own line:
 //! ```text
 //! version                     1; grows when a field is renamed, removed or changes its meaning
 //! device                      spec, name, simulated, total_bytes, free_bytes
@@ -114,12 +117,12 @@ use millpond_engine::program::Program;
 
 use plan::Plan;
 
-/// Replays a log with work in flight; calls `watch` before each stack.
+/// Replays a log with kernels running. Before each stack, calls `watch` with a description.
 ///
-/// A stack that fails becomes part of the result; the other stacks still run.
+/// If a stack fails, the result contains the failure, and the other stacks still run.
 ///
 /// # Errors
-/// The device cannot be opened, or cannot load the kernel; the log's temporary file cannot be read.
+/// The device cannot be opened, it cannot load the kernel, or the log's temporary file cannot be read.
 pub fn run(
     program: &Program,
     settings: &Settings,
@@ -149,7 +152,7 @@ pub fn run(
     Ok(report)
 }
 
-/// Runs every subject with these kernels and this host.
+/// Runs every subject with this range of durations and this mode of the host.
 fn case(
     plan: &Plan,
     kernels: Kernels,

@@ -1,4 +1,4 @@
-//! Tests that the programs of `benches/peers` run the same kernels after the same allocations.
+//! Tests that the programs in `benches/peers` run the same kernels after the same allocations.
 
 use std::fmt::Write as _;
 use std::io::Read as _;

@@ -1,4 +1,4 @@
-//! The operations of one pass: the log's operations, with a kernel for each allocation.
+//! The operations of one pass: the log's operations, and a kernel for each allocation.
 
 use millpond_core::Layout;
 use millpond_engine::Result;
@@ -10,17 +10,17 @@ use super::kernels::{Durations, Kernels};
 /// One operation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Step {
-    /// The size of the block in bytes, as requested; also for a free.
+    /// The requested size of the block in bytes, for allocations and for frees.
     pub(super) bytes: u64,
     /// The slot that holds the block between its allocation and its free.
     pub(super) slot: u32,
-    /// An index into [`Plan::streams`].
+    /// The number of the stream: an index into [`Plan::streams`].
     pub(super) stream: u32,
     /// The duration of the kernel after an allocation, in nanoseconds; 0 for a free.
     pub(super) kernel_ns: u32,
     /// The binary logarithm of the alignment.
     pub(super) alignment_log2: u8,
-    /// Whether the block is freed on the stream that allocated it, or never.
+    /// Whether the block is freed on the stream that allocated it, or is never freed.
     pub(super) stays: bool,
 }
 
@@ -42,12 +42,12 @@ pub(super) struct Plan {
     streams: Vec<StreamKey>,
     slots: usize,
     peak_live_bytes: u64,
-    /// The sum of the kernels of each stream.
+    /// The sum of the kernels' durations on each stream.
     stream_ns: Vec<u64>,
 }
 
 impl Plan {
-    /// Returns the plan of the log's first operations, or of all.
+    /// Returns the plan of the first `first` operations of the log, or of all operations.
     ///
     /// # Errors
     /// The temporary file of the program cannot be read.
@@ -76,7 +76,7 @@ impl Plan {
         Ok(plan)
     }
 
-    /// Adds the operation, and returns whether it is part of the plan.
+    /// Adds the operation. Returns whether the operation is part of the plan.
     fn add(&mut self, op: &Op, program: &Program, durations: &mut Durations) -> bool {
         let kernel_ns = match op.kind {
             OpKind::Allocate => durations.draw(),
@@ -113,7 +113,7 @@ impl Plan {
         &self.steps
     }
 
-    /// Returns the log's names of the streams.
+    /// Returns the streams, as the log names them.
     pub(super) fn streams(&self) -> &[StreamKey] {
         &self.streams
     }
@@ -134,9 +134,9 @@ impl Plan {
         self.stream_ns.iter().sum()
     }
 
-    /// Returns the digest: FNV-1a, over 32 bits at a time. It covers the size, stream and kernel of each
-    /// allocation, and the allocation's number and the stream of each free. The peers' plans have the same
-    /// digest.
+    /// Returns a digest of the plan: FNV-1a, over 32 bits at a time. For each allocation, the digest covers
+    /// the size, the stream and the kernel. For each free, it covers the number of the allocation, and the
+    /// stream. The plans of the programs in `benches/peers` have the same digest.
     #[cfg(test)]
     pub(super) fn digest(&self) -> u64 {
         let (mut numbers, mut allocated) = (vec![0_u32; self.slots], 0);

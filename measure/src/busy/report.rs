@@ -10,7 +10,7 @@ use serde::Serialize;
 
 use super::{CaseFigures, PassFigures, Report, SubjectReport, SubjectResult};
 
-/// A function that prints a report each time it is called. It returns the error of writing.
+/// A function that prints a report each time it is called. If printing fails, it returns the error.
 pub type Reporter<'a> = Box<dyn FnMut(&Report) -> io::Result<()> + 'a>;
 
 /// Prints tables to `out`, for people.
@@ -147,7 +147,7 @@ fn notes(report: &Report) -> Vec<String> {
     notes
 }
 
-/// Returns a row for each pass; a stack that failed has one row, without figures.
+/// Returns one row for each pass. If a stack failed, returns one row without figures.
 fn rows(
     report: &Report,
 ) -> impl Iterator<Item = (&CaseFigures, &SubjectReport, usize, Option<&PassFigures>)> {
@@ -159,7 +159,7 @@ fn rows(
     })
 }
 
-/// The columns are the fields of the JSON, flattened; empty if there is no figure.
+/// A row. Its columns are the fields of the JSON, without nesting. A cell is empty if there is no figure.
 #[derive(Serialize)]
 struct Row<'a> {
     file: &'a str,
@@ -179,7 +179,7 @@ struct Row<'a> {
     spec: &'a str,
     status: &'static str,
     error: Option<&'a str>,
-    /// Counted from 1.
+    /// The number of the pass, counted from 1.
     pass: usize,
     end_ns: Option<u64>,
     host_ns: Option<u64>,
@@ -188,7 +188,7 @@ struct Row<'a> {
     stream_waits: Option<u64>,
     host_waits: Option<u64>,
     driver_calls: Option<u64>,
-    /// `mem_alloc=3;mem_free=3`
+    /// The driver calls by kind, as in `mem_alloc=3;mem_free=3`.
     driver_calls_by_kind: Option<String>,
 }
 

@@ -36,7 +36,7 @@ pub(super) fn subject(
     }
 }
 
-/// A subject at work. The fields are dropped in this order.
+/// A subject during its run. The fields are dropped in this order.
 struct Run<'a> {
     plan: &'a Plan,
     host: Host,
@@ -47,7 +47,7 @@ struct Run<'a> {
     reserved: Option<Reservation>,
     lanes: Lanes,
     device: Device,
-    /// The failed allocations in this pass.
+    /// The number of failed allocations in this pass.
     failures: u64,
 }
 
@@ -62,7 +62,7 @@ impl<'a> Run<'a> {
     ) -> Result<Self> {
         let driver = device.driver().clone();
         let left = settings.capacity.map(|capacity| capacity.bytes(plan.peak_live_bytes()));
-        // The order matters: memory that streams take must not count as the subject's.
+        // The order matters: memory that streams use must not count as the subject's memory.
         Ok(Self {
             plan,
             host,
@@ -127,8 +127,8 @@ impl<'a> Run<'a> {
         }
         let Some((ptr, of)) = self.blocks[step.slot as usize].take() else { return Ok(()) };
         self.device.give_back(ptr, of.bytes, stream);
-        // SAFETY: the slot held the block, which came with this layout, and no longer holds it; the one
-        // kernel on it was launched on this stream, or this stream waits for it.
+        // SAFETY: the slot held the block, which was allocated with this layout, and no longer holds it. The
+        // only kernel on the block was launched on this stream, or this stream waits for the kernel.
         unsafe { self.allocator.free(ptr, of.layout(), stream) }
     }
 
@@ -144,7 +144,7 @@ impl<'a> Run<'a> {
 }
 
 impl Drop for Run<'_> {
-    /// After an error or a panic, blocks are live and kernels are in flight.
+    /// After an error or a panic, blocks are still live and kernels still run.
     fn drop(&mut self) {
         if let Err(error) = self.free_the_rest() {
             tracing::warn!(target: "millpond::replay", %error, "blocks were not freed");
@@ -152,8 +152,8 @@ impl Drop for Run<'_> {
     }
 }
 
-/// The kernels on blocks that another stream frees. That stream has to wait for the kernel, as it did in the
-/// program that wrote the log.
+/// The kernels on blocks that another stream frees. The other stream has to wait for the kernel, as it did in
+/// the program that wrote the log.
 struct Uses {
     driver: DriverHandle,
     /// The events of the kernels, by slot.

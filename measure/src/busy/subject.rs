@@ -1,15 +1,15 @@
-//! An allocator to replay with: a stack, CUDA's own pool, or none.
+//! An allocator that a log is replayed with: a stack, CUDA's own pool, or none.
 
 use std::fmt;
 use std::str::FromStr;
 
 use millpond_core::stack::StackSpec;
 
-/// An allocator to replay with.
+/// An allocator that a log is replayed with.
 #[derive(Clone, PartialEq, Debug)]
 #[non_exhaustive]
 pub enum Subject {
-    /// No allocator: the kernels alone.
+    /// No allocator: only the kernels run.
     None,
     /// `cuMemAllocAsync`, from the device's default pool.
     Async,
@@ -18,10 +18,10 @@ pub enum Subject {
 }
 
 impl Subject {
-    /// The allocators that run in addition to [`None`](Self::None) if the user names none.
+    /// The allocators that run if the user names none. [`None`](Self::None) always runs, too.
     pub const DEFAULT: [&str; 3] = ["cuda+pool", "cuda+pool:reuse=own", "async"];
 
-    /// Returns the stack, if it is one.
+    /// Returns the stack, if the subject is a stack.
     pub const fn stack(&self) -> Option<&StackSpec> {
         match self {
             Self::Stack(spec) => Some(spec),
@@ -40,7 +40,7 @@ impl fmt::Display for Subject {
     }
 }
 
-/// `none`, `async`, or a stack's text.
+/// Reads `none`, `async`, or the text of a stack.
 impl FromStr for Subject {
     type Err = millpond_core::Error;
 

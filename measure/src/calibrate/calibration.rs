@@ -5,17 +5,17 @@ use std::collections::BTreeMap;
 use millpond_driver::CallKind;
 use millpond_driver::sim::Profile;
 
-/// The costs of a device, and descriptions of the samples.
+/// The measured costs of a device, and descriptions of the samples.
 #[derive(Clone, Debug)]
 pub struct Calibration {
-    /// The profile for a simulated device.
+    /// The profile with which a device like this one can be simulated.
     pub profile: Profile,
     /// The descriptions of the samples, by field and bytes.
     pub(super) comments: BTreeMap<(String, Option<u64>), String>,
 }
 
 impl Calibration {
-    /// Adds the factor of a kind to the descriptions of its samples.
+    /// Adds the factor of a kind of calls to the descriptions of its samples.
     pub(super) fn note_factor(&mut self, kind: CallKind, factor: f64) {
         let name = kind.name();
         let is_of_kind =

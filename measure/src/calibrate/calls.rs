@@ -1,4 +1,4 @@
-//! Measures calls with a constant cost, in tight loops, as resources make them.
+//! Measures calls that have a constant cost. They run in tight loops, as resources make them.
 
 use millpond_core::StreamRef;
 use millpond_core::driver::{
@@ -17,7 +17,7 @@ const MANY: usize = 2000;
 /// The number of samples of a slow call.
 const FEW: usize = 64;
 
-/// The number of streams and events that are made first, because resources have several.
+/// The number of streams and events that are made first, because resources have several of them.
 const STREAMS: usize = 8;
 
 pub(super) fn streams_and_events(session: &mut Session<'_>) -> DriverResult<()> {
@@ -44,7 +44,7 @@ pub(super) fn streams_and_events(session: &mut Session<'_>) -> DriverResult<()> 
 
     let (mut destroy_event, mut destroy_stream) = (Samples::default(), Samples::default());
     for event in events {
-        // SAFETY: the event is from this driver, and not used again.
+        // SAFETY: the pool is from this driver, all its blocks were freed, and it is not used again.
         session.timed.call(&mut destroy_event, |driver| unsafe { driver.event_destroy(event) })?;
     }
     for stream in streams {
@@ -197,7 +197,7 @@ pub(super) fn pools(session: &mut Session<'_>) -> DriverResult<()> {
     answer
 }
 
-/// Measures memory that the pool has cached, without the cost of growth.
+/// Measures memory that the pool has cached, so that growth costs nothing.
 fn in_pool(session: &mut Session<'_>, pool: MemPool) -> DriverResult<()> {
     let driver = session.driver();
     driver.mem_pool_set_attribute(pool, MemPoolAttribute::ReleaseThreshold, u64::MAX)?;

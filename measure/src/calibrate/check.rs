@@ -1,4 +1,4 @@
-//! Compares the driver time and the memory of logs on a device with a simulated device.
+//! Compares the driver time and the memory of replays on a device with replays on a simulated device.
 
 use std::fmt;
 use std::io::{self, Write};
@@ -13,48 +13,50 @@ use millpond_engine::program::Program;
 use millpond_engine::text::number_of;
 use millpond_engine::{self as engine, Options, Watch};
 
-/// The stacks whose driver time is compared if the user names none: a pool over pages, and one over regions.
+/// The stacks whose driver time is compared if the user names none: a pool over pages, and a pool over
+/// regions.
 pub const STACKS: [&str; 2] = ["cuda+pool", "cuda+pool:pages=off"];
 
-/// The stack whose memory is compared: the driver serves all of a log.
+/// The stack whose memory is compared: the driver serves all requests of a log.
 const PLAIN: &str = "cuda";
 
-/// How many kinds of calls are printed: the kinds with the most time.
+/// The most kinds of calls that are printed. They are the kinds with the most time.
 const MOST_KINDS: usize = 6;
 
-/// How far simulated driver time may differ from the fastest run, as a share. With an H200's own profile, the
-/// simulated time was 0.96 to 1.10 times the fastest of 21 runs, depending on the log (2026-11-22).
+/// How far simulated driver time may differ from the fastest run, as a share of that run. With an H200's own
+/// profile, the simulated time was 0.96 to 1.10 times the time of the fastest of 21 runs, depending on the
+/// log (2026-11-22).
 pub const TIME_TOLERANCE: f64 = 0.15;
 
-/// How far counted bytes may differ from the decrease of the device's free memory, as a share.
-/// [`CountingDriver`] counts the bytes by rules. For six logs on an H200,
-/// the difference was at most 0.7 %.
+/// How far counted bytes may differ from the decrease of the device's free memory, as a share of the
+/// decrease. [`CountingDriver`] counts the bytes by rules. For six logs on an H200, the difference was at
+/// most 0.7 %.
 pub const MEMORY_TOLERANCE: f64 = 0.01;
 
 /// The device, stacks and passes of a comparison.
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct Check<'a> {
-    /// The device.
+    /// The device to compare with.
     pub device: &'a DriverHandle,
     /// The profile of the simulated device.
     pub profile: &'a Profile,
-    /// The stacks; empty for [`STACKS`].
+    /// The stacks to compare. If there are none, these are [`STACKS`].
     pub stacks: &'a [StackSpec],
     /// How many times each stack replays a log on the device. The fastest run counts, because a profile
     /// describes the fastest state of its host.
     pub runs: usize,
-    /// Every layer that a stack's text can name.
+    /// The table of every layer that a stack's text can name.
     pub table: &'a LayerTable,
 }
 
 /// The figures of the first pass of a log through a new stack.
 pub(super) struct Pass {
-    /// The time in driver calls.
+    /// The nanoseconds in driver calls.
     ns: u64,
-    /// The number of calls and their time, by kind.
+    /// The number of calls and their nanoseconds, by kind.
     pub(super) by_kind: Vec<(CallKind, u64, u64)>,
-    /// The most bytes taken, by the rule of pages.
+    /// The most bytes reserved, counted by the rule of pages.
     peak: u64,
 }
 
@@ -64,14 +66,16 @@ pub(super) struct Pass {
 pub struct Outcome {
     /// The largest difference of simulated driver time from the fastest run, as a share of that run.
     pub worst_time: f64,
-    /// The largest difference of counted bytes from the decrease of the device's free memory, as a share.
+    /// The largest difference of counted bytes from the decrease of the device's free memory, as a share of
+    /// the decrease.
     pub worst_memory: f64,
     /// The comparisons that failed: the log, the stack, and the reason.
     pub failures: Vec<String>,
 }
 
 impl Outcome {
-    /// Returns whether all logs were compared, and are within [`TIME_TOLERANCE`] and [`MEMORY_TOLERANCE`].
+    /// Returns whether all logs were compared, and all differences are within [`TIME_TOLERANCE`] and
+    /// [`MEMORY_TOLERANCE`].
     pub fn is_within_tolerance(&self) -> bool {
         self.failures.is_empty() && self.worst_time <= TIME_TOLERANCE && self.worst_memory <= MEMORY_TOLERANCE
     }
@@ -85,8 +89,8 @@ impl<'a> Check<'a> {
 
     millpond_core::setters! { stacks: &'a [StackSpec], runs: usize }
 
-    /// Compares one log, and prints the result. If a stack fails, `outcome` records it, and the others are
-    /// still compared.
+    /// Compares one log, and prints the result. If a stack fails, `outcome` records the failure, and the
+    /// other stacks are still compared.
     ///
     /// # Errors
     /// `out` cannot be written.
@@ -107,7 +111,7 @@ impl<'a> Check<'a> {
         print(&PLAIN, self.memory(program, &mut outcome.worst_memory))
     }
 
-    /// Returns the lines to print.
+    /// Returns the lines about driver time.
     fn time(&self, program: &Program, spec: &StackSpec, worst: &mut f64) -> Result<String> {
         let simulated = self.simulated(program, spec)?;
         let runs = (0..self.runs.max(1)).map(|_| self.on_device(program, spec));
@@ -142,8 +146,8 @@ impl<'a> Check<'a> {
         Ok(text)
     }
 
-    /// Replays the log once through plain memory, and queries the device's free memory. Returns the line to
-    /// print.
+    /// Replays the log once through plain memory, and queries the device's free memory. Returns the line
+    /// about memory.
     fn memory(&self, program: &Program, worst: &mut f64) -> Result<String> {
         let spec: StackSpec = PLAIN.parse()?;
         let counting = CountingDriver::new(Arc::clone(self.device));
@@ -169,7 +173,7 @@ impl<'a> Check<'a> {
         replay(program, spec, self.table, &counting, self.device, None)
     }
 
-    /// Does the same on a new simulated device, whose time is virtual.
+    /// Replays the log on a new simulated device, whose time is virtual.
     pub(super) fn simulated(&self, program: &Program, spec: &StackSpec) -> Result<Pass> {
         let device = SimDevice::new(SimConfig::new(self.profile.clone()));
         let counting = CountingDriver::new(device.clone());
@@ -181,13 +185,13 @@ impl<'a> Check<'a> {
 /// Reads the driver's counts when the pass begins and ends.
 struct FirstPass<'a> {
     driver: &'a CountingDriver,
-    /// Whether calls cost virtual time.
+    /// The simulated device, if calls cost virtual time.
     simulated: Option<&'a SimDevice>,
     before: Moment,
     during: Moment,
 }
 
-/// The calls, their virtual time, and the share of each kind.
+/// The number of calls, their virtual time, and the numbers for each kind.
 #[derive(Default)]
 struct Moment {
     counts: CallCounts,

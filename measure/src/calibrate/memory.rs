@@ -1,5 +1,5 @@
-//! Measures plain, managed and pinned memory: rows of blocks of one size, which are all allocated first, and
-//! then freed in the same order.
+//! Measures plain, managed and pinned memory. It allocates rows of blocks of one size. All blocks of a row
+//! are allocated first, and then freed in the same order.
 
 use millpond_core::DevicePtr;
 use millpond_core::driver::{Driver, DriverResult, HostFlags, HostPtr};
@@ -15,7 +15,7 @@ const MIB: u64 = 1 << 20;
 const ROW: u64 = 24;
 const SAMPLES: u64 = 36;
 
-/// The number of small blocks in a row, so large that the cost of their pages is negligible.
+/// The number of small blocks in a row. There are many, so that the cost of their pages is negligible.
 const SMALL_ROW: u64 = 2000;
 
 pub(super) fn plain(session: &mut Session<'_>) -> DriverResult<()> {
@@ -36,7 +36,7 @@ pub(super) fn plain(session: &mut Session<'_>) -> DriverResult<()> {
     }
     let mut costs = |name: &str, small: &Samples, large: &[_]| {
         session.comment(&format!("{name}.in_page_ns"), None, small.describe());
-        // A block of up to a page costs as much as a small block plus its page.
+        // A block of up to one page costs as much as a small block and its page together.
         let in_page_ns = small.median();
         let points = session.points(name, large);
         let page = |bytes, ns: u64| if bytes <= 2 * MIB { ns.saturating_sub(in_page_ns) } else { ns };
@@ -58,7 +58,7 @@ fn plain_row(
     device_row(session, bytes, row, alloc, free, |driver, bytes| driver.mem_alloc(bytes))
 }
 
-/// Runs one row. Frees all blocks, even after an error.
+/// Measures one row. Frees all blocks, even after an error.
 fn device_row(
     session: &mut Session<'_>,
     bytes: u64,

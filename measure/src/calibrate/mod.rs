@@ -1,6 +1,6 @@
 //! Measures the cost of a device's driver calls, and writes a profile for a simulated device.
 //!
-//! Each call is measured under the conditions in a pool. Many blocks and mappings are live, series of calls
+//! Each call is measured in conditions like in a pool. Many blocks and mappings are live, sequences of calls
 //! use up the free memory, other calls come in between, and the device is idle. A cost is the mean of its
 //! samples, without the slowest 5 %. Comments in the profile give the medians. At the end, calibration scales
 //! the costs of each kind of call to the time that these calls take in pools.
@@ -32,20 +32,20 @@ use millpond_engine::Result;
 
 use session::Session;
 
-/// The least memory that measuring needs, in bytes.
+/// The least memory in bytes that the measurement needs.
 const LEAST_BYTES: u64 = 256 << 20;
 
-/// Measures the device of this driver in some seconds, with up to 6 GiB of its memory. Calls `say` with the
-/// name of each section.
+/// Measures the device of this driver. This takes some seconds, and up to 6 GiB of the device's memory.
+/// Before each section, calls `say` with the name of the section.
 ///
 /// # Errors
-/// The device has too little free memory, or a driver call fails. The profile leaves out calls that the
-/// device does not support.
+/// The device has too little free memory, or a driver call fails. If the device does not support a call, the
+/// profile leaves out the call.
 pub fn calibrate(driver: &DriverHandle, say: &mut dyn FnMut(&str)) -> Result<Calibration> {
     let mut session = Session::new(&**driver).map_err(Error::from)?;
     if session.budget < LEAST_BYTES {
         let text = format!(
-            "a quarter of the device's free memory is less than {}, which calibrating needs; free some \
+            "a quarter of the device's free memory is less than {}, which the calibration needs; free some \
              memory",
             format_bytes(LEAST_BYTES)
         );

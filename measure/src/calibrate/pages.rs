@@ -1,5 +1,5 @@
-//! Measures virtual memory management as a pool uses it. Handles are created, mapped and made accessible one
-//! after another, mapped at a second address, and released, while hundreds of other mappings are alive.
+//! Measures virtual memory management as a pool uses it, while hundreds of other mappings exist. Handles are
+//! created, mapped, made accessible, mapped at a second address, and released, one after another.
 
 use millpond_core::DevicePtr;
 use millpond_core::driver::{AccessFlags, Driver, DriverResult, PhysicalHandle, PhysicalProps};
@@ -11,23 +11,24 @@ use super::session::Session;
 
 const MIB: u64 = 1 << 20;
 
-/// The addresses that one page table of the device covers, in bytes; the first mapping there costs more.
+/// The bytes of addresses that one page table of the device covers. The first mapping in such an area costs
+/// more.
 const AREA: u64 = 512 * MIB;
 
-/// The most areas in use: half for first mappings, half for second mappings.
+/// The most areas in use. Half of them are for first mappings, and half for second mappings.
 const AREAS: u64 = 64;
 
-/// The most other mappings that are alive.
+/// The most other mappings that exist.
 const BACKGROUND: u64 = 256;
 
 /// The most handles in a row, and the fewest samples of each size.
 const ROW: u64 = 32;
 
-/// How many mappings one call makes accessible, or unmaps; and the number of samples.
+/// How many mappings one call makes accessible or unmaps. The number of samples is the same.
 const BATCH: u64 = 8;
 const BATCHES: u64 = 40;
 
-/// A reservation with mappings. Dropping it releases everything.
+/// A reservation of addresses, with its mappings. Dropping it releases everything.
 struct Range<'a> {
     driver: &'a dyn Driver,
     start: DevicePtr,
@@ -42,7 +43,7 @@ impl<'a> Range<'a> {
         Ok(Self { driver, start, bytes, mappings: Vec::new(), handles: Vec::new() })
     }
 
-    /// Creates a handle, maps it at an offset, and makes it accessible if asked to.
+    /// Creates a handle, and maps it at an offset. If asked to, also makes the mapping accessible.
     fn add(&mut self, times: &mut Times, session: &mut Session<'_>, at: u64, bytes: u64) -> DriverResult<()> {
         let handle = session
             .timed
@@ -60,7 +61,7 @@ impl<'a> Range<'a> {
         bytes: u64,
     ) -> DriverResult<()> {
         let ptr = self.start.offset(at);
-        // SAFETY: the place is in this reservation, and nothing is mapped there; the handle is alive.
+        // SAFETY: the address is in this reservation, and nothing is mapped there. The handle is alive.
         session.timed.call_cold(&mut times.map, |driver| unsafe { driver.mem_map(ptr, bytes, handle) })?;
         self.mappings.push((ptr, bytes));
         Ok(())
@@ -81,7 +82,7 @@ impl<'a> Range<'a> {
         session.timed.call_cold(samples, open)
     }
 
-    /// Unmaps the last mappings, `batch` of them in one call, until `keep` mappings are left.
+    /// Unmaps the last mappings, `batch` of them in each call, until `keep` mappings are left.
     fn unmap_to(
         &mut self,
         session: &mut Session<'_>,
@@ -93,7 +94,7 @@ impl<'a> Range<'a> {
             let first = self.mappings.len().saturating_sub(at_a_time).max(keep);
             let start = self.mappings[first].0;
             let bytes = self.mappings[first..].iter().map(|(_, bytes)| bytes).sum();
-            // SAFETY: these mappings lie side by side, and nothing uses them.
+            // SAFETY: these mappings are adjacent, and no work uses them.
             session.timed.call_cold(samples, |driver| unsafe { driver.mem_unmap(start, bytes) })?;
             self.mappings.truncate(first);
         }
@@ -117,7 +118,7 @@ impl<'a> Range<'a> {
 
 impl Drop for Range<'_> {
     fn drop(&mut self) {
-        // An error here follows an earlier error, which the caller received.
+        // An error here follows an earlier error, which the caller has received.
         for (ptr, bytes) in self.mappings.drain(..) {
             // SAFETY: the mapping is alive, and nothing uses it.
             _ = unsafe { self.driver.mem_unmap(ptr, bytes) };
@@ -131,13 +132,13 @@ impl Drop for Range<'_> {
     }
 }
 
-/// Samples of the calls for handles of one size.
+/// Samples of calls for handles of one size.
 #[derive(Default)]
 struct Times {
     create: Samples,
     map: Samples,
     set_access: Samples,
-    /// The same call at a second address.
+    /// Samples of making a mapping at a second address accessible.
     set_access_second: Samples,
     unmap: Samples,
     release: Samples,
@@ -195,11 +196,11 @@ fn reservations(session: &mut Session<'_>) -> DriverResult<()> {
     Ok(())
 }
 
-/// The places of handles of one size: after the first mapping of each area.
+/// Where handles of one size are mapped: after the first mapping of each area.
 struct Row {
     bytes: u64,
     first: u64,
-    /// Half of the areas; the other half is for second mappings.
+    /// Half of the areas. The other half is for second mappings.
     areas: u64,
 }
 
@@ -238,7 +239,7 @@ fn one_row(
     range.release_to(session, &mut times.release, handles)
 }
 
-/// Makes several adjacent mappings accessible in one call, and unmaps them in one.
+/// Makes several adjacent mappings accessible in one call, and unmaps them in one call.
 fn batch(
     session: &mut Session<'_>,
     range: &mut Range<'_>,
@@ -299,8 +300,8 @@ fn summarize(
         session.curve("mem_unmap", &unmap, call_ns).map(|by_bytes_ns| UnmapCosts::new(call_ns, by_bytes_ns));
 }
 
-/// Returns the cost of a call without its mappings, from the costs with one mapping and with [`BATCH`]
-/// mappings.
+/// Returns the cost of a call without the cost of its mappings. It is computed from the costs with one
+/// mapping and with [`BATCH`] mappings.
 fn call_alone(one: u64, batch: u64) -> u64 {
     let further = batch.saturating_sub(one) / (BATCH - 1);
     one.saturating_sub(further)

@@ -1,10 +1,11 @@
-//! Compares the calls of pools with the same calls in rows.
+//! Compares the calls that pools make with the same calls in rows.
 //!
-//! Even in cold rows, the driver's tables are warm and addresses were used before. On an H200, a `cuMemMap`
-//! took 1.4 µs in rows, and 2 to 7 µs in the first passes of six logs. So the rows give the shape of a cost
-//! (by size, by number of mappings), and a made-up log gives its scale.
+//! Even in cold rows, the driver's tables are in the caches, and addresses were used before. On an H200, a
+//! `cuMemMap` took 1.4 µs in rows, and 2 to 7 µs in the first passes of six logs. So the rows give the shape
+//! of a cost: how it depends on the size, or on the number of mappings. An artificial log gives the scale of
+//! the cost.
 //!
-//! The host of that device changed between two states every few seconds; in the slow state, all driver calls
+//! The host of that device changed between two states every few seconds. In the slow state, all driver calls
 //! took 1.4 times as long. The profile describes the fast state, so the fastest round counts.
 
 use std::collections::BTreeMap;
@@ -21,31 +22,31 @@ use super::Calibration;
 use super::check::{Check, Pass, STACKS};
 use crate::bench::plan::Random;
 
-/// How many times each pool replays the log on the device; for each kind of call the fastest counts.
+/// How many times each pool replays the log on the device. For each kind of call, the fastest time counts.
 const ROUNDS: usize = 15;
 
-/// A kind keeps its costs if it has fewer calls than this on either device.
+/// If either device makes fewer calls of a kind than this number, the costs of the kind stay unchanged.
 const LEAST_CALLS: u64 = 8;
 
-/// Calls that free memory, which are rare in a first pass, with the calls that allocate it. Both use the
-/// factor of the allocating call.
+/// Pairs of calls: a call that frees memory, and the call that allocates this memory. A free is rare in a
+/// first pass, so it gets the factor of the allocating call.
 const TWINS: [(CallKind, CallKind); 3] = [
     (CallKind::MemFree, CallKind::MemAlloc),
     (CallKind::MemRelease, CallKind::MemCreate),
     (CallKind::MemUnmap, CallKind::MemSetAccess),
 ];
 
-/// The number of rows in the log.
+/// The number of rows in the artificial log.
 const ROWS: usize = 12_000;
 
-/// The most live bytes of the log, unless half of the usable bytes is less.
+/// The most live bytes of the artificial log, unless half of the usable bytes is less.
 const MOST_LIVE_BYTES: u64 = 2 << 30;
 
-/// The calls and the nanoseconds, by kind.
+/// The number of calls and their nanoseconds, by kind.
 type Totals = BTreeMap<CallKind, (u64, u64)>;
 
-/// Scales each kind of call by its time in pools on the device, over its time on a device simulated with the
-/// current costs.
+/// Scales the costs of each kind of call. The factor is the time of these calls in pools on the device,
+/// divided by their time on a device that is simulated with the current costs.
 pub(super) fn scale(calibration: &mut Calibration, device: &DriverHandle, budget: u64) -> Result<()> {
     let program = made_up_log(MOST_LIVE_BYTES.min(budget / 2))?;
     let table = LayerTable::new(millpond_resources::LAYERS.iter().copied());
@@ -73,9 +74,11 @@ pub(super) fn scale(calibration: &mut Calibration, device: &DriverHandle, budget
     Ok(())
 }
 
-/// Returns, for each kind, the time of a call in its fastest round over its time on the simulated device.
+/// Returns for each kind the time of a call in its fastest round, divided by its time on the simulated
+/// device.
 fn factors(simulated: &Totals, rounds: &[Totals]) -> BTreeMap<CallKind, f64> {
-    // Pools may make more calls on one device, but that does not make a call cost more.
+    // Pools may make more calls on one device than on the other. But this does not make a single call cost
+    // more.
     let each = |(calls, ns): &(u64, u64)| (*calls >= LEAST_CALLS).then(|| *ns as f64 / *calls as f64);
     let factor = |(kind, simulated): (&CallKind, &(u64, u64))| {
         let simulated = each(simulated).filter(|ns| *ns > 0.0)?;
@@ -91,8 +94,8 @@ fn factors(simulated: &Totals, rounds: &[Totals]) -> BTreeMap<CallKind, f64> {
     factors
 }
 
-/// Returns a log of four streams, with blocks from 256 B to below 160 MiB. The live bytes swing between a
-/// third of `most_live` and all of it, as in training steps; random blocks end.
+/// Returns a log of four streams, with blocks from 256 B to below 160 MiB. As in training steps, the live
+/// bytes change between a third of `most_live` and all of it. Which block is freed is random.
 fn made_up_log(most_live: u64) -> Result<Program> {
     let mut random = Random::new(9, 0);
     let mut rows = String::from("Thread,Time,Action,Pointer,Size,Stream\n");

@@ -1,14 +1,15 @@
-//! Times single calls, and summarises the times.
+//! Measures the time of single calls, and summarises the times.
 
 use std::time::Instant;
 
 use millpond_core::driver::{Driver, DriverResult};
 
-/// The nanoseconds of calls of one kind, in any order.
+/// The nanoseconds of the calls of one kind, in any order.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Samples(Vec<u64>);
 
-/// The percentage of slowest samples to leave out, because an interrupt is not a cost of the call.
+/// The percentage of slowest samples that are left out. An interrupt made them slow, which is not a cost of
+/// the call.
 const SLOWEST_PERCENT: usize = 5;
 
 impl Samples {
@@ -24,8 +25,9 @@ impl Samples {
         self.0.is_empty()
     }
 
-    /// Returns the typical cost of one of many such calls: the mean without the slowest. A replay takes the
-    /// sum of its calls, so the median, which is lower, would promise too little.
+    /// Returns the typical cost of a call that is one of many: the mean without the slowest samples. The time
+    /// of a replay is the sum over its calls. The median is lower than the mean, so it would predict too
+    /// little.
     pub(super) fn typical(&self) -> u64 {
         let sorted = self.sorted();
         let kept = sorted.len() - sorted.len() * SLOWEST_PERCENT / 100;
@@ -36,7 +38,7 @@ impl Samples {
         self.sorted().get(self.0.len() / 2).copied().unwrap_or(0)
     }
 
-    /// Describes the samples for people, in nanoseconds.
+    /// Describes the samples as text for people, in nanoseconds.
     pub(super) fn describe(&self) -> String {
         let sorted = self.sorted();
         let p90 = sorted.get(sorted.len() * 9 / 10).copied().unwrap_or(0);
@@ -56,15 +58,17 @@ fn mean(values: &[u64]) -> u64 {
 }
 
 /// A driver that times each call separately, as [`CountingDriver`](millpond_driver::CountingDriver) does.
-/// Each time includes the timer's own time. On a simulated device, time is virtual.
+/// Each time includes the time of reading the clock. On a simulated device, the time is virtual.
 pub(super) struct Timed<'a> {
     pub(super) driver: &'a dyn Driver,
-    /// Memory that displaces the driver's data from the processor's caches between calls of a real driver.
+    /// Memory that is read between two calls of a real driver. It displaces the driver's data from the
+    /// processor's caches.
     other_work: Vec<u64>,
 }
 
-/// How many bytes are read between two calls, in the place of a pool's work: somewhat more than the nearest
-/// cache holds. With 2 MiB, an H200's cuMemCreate took 26 µs, but only 10 µs in a pool's first pass.
+/// How many bytes are read between two calls. This stands for the work of a pool, and is somewhat more than
+/// the nearest cache holds. With 2 MiB, an H200's cuMemCreate took 26 µs, but in a pool's first pass it took
+/// only 10 µs.
 const OTHER_WORK_BYTES: usize = 64 << 10;
 
 impl<'a> Timed<'a> {
@@ -73,7 +77,7 @@ impl<'a> Timed<'a> {
         Self { driver, other_work: vec![1; words] }
     }
 
-    /// Times one call in a tight loop.
+    /// Measures the time of one call in a tight loop.
     pub(super) fn call<T>(
         &self,
         samples: &mut Samples,
@@ -89,7 +93,8 @@ impl<'a> Timed<'a> {
         Ok(answer)
     }
 
-    /// Times one call after other work, or in a loop if the measured calls follow each other.
+    /// Measures the time of one call. If `is_cold` is set, other work comes before the call. Otherwise the
+    /// measured calls follow each other.
     pub(super) fn call_after<T>(
         &mut self,
         is_cold: bool,
@@ -99,13 +104,13 @@ impl<'a> Timed<'a> {
         if is_cold { self.call_cold(samples, call) } else { self.call(samples, call) }
     }
 
-    /// Times one call after other work.
+    /// Measures the time of one call after other work.
     pub(super) fn call_cold<T>(
         &mut self,
         samples: &mut Samples,
         call: impl FnOnce(&dyn Driver) -> DriverResult<T>,
     ) -> DriverResult<T> {
-        // One access per cache line.
+        // One access for each cache line.
         self.other_work.iter_mut().step_by(8).for_each(|word| *word = word.wrapping_mul(3));
         std::hint::black_box(&self.other_work);
         self.call(samples, call)

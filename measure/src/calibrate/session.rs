@@ -11,13 +11,13 @@ use millpond_engine::Result;
 use super::Calibration;
 use super::samples::{Samples, Timed};
 
-/// The most device memory for measuring, in bytes, unless a quarter of the free memory is less.
+/// The most bytes of device memory for the measurement, unless a quarter of the free memory is less.
 const MOST_BYTES: u64 = 6 << 30;
 
 /// The measurements so far.
 pub(super) struct Session<'a> {
     pub(super) timed: Timed<'a>,
-    /// The most device memory to hold at a time, in bytes.
+    /// The most bytes of device memory that are in use at a time.
     pub(super) budget: u64,
     pub(super) costs: Costs,
     pub(super) calls: BTreeMap<CallKind, u64>,
@@ -39,7 +39,7 @@ impl<'a> Session<'a> {
         self.timed.driver
     }
 
-    /// Returns the number of blocks of a size to hold at a time.
+    /// Returns how many blocks of a size are in use at a time.
     pub(super) fn blocks(&self, bytes: u64, most: u64) -> u64 {
         (self.budget / bytes).clamp(1, most)
     }
@@ -48,13 +48,13 @@ impl<'a> Session<'a> {
         self.comments.insert((field.to_owned(), bytes), text);
     }
 
-    /// Stores the cost of a call with a constant cost.
+    /// Stores the cost of a kind of call whose cost is constant.
     pub(super) fn constant(&mut self, kind: CallKind, samples: &Samples) {
         self.calls.insert(kind, samples.typical());
         self.comment(&format!("calls_ns.{kind}"), None, samples.describe());
     }
 
-    /// Returns the typical cost at each size, in bytes and nanoseconds.
+    /// Returns the typical cost for each size, in bytes and nanoseconds.
     pub(super) fn points(&mut self, field: &str, by_bytes: &[(u64, Samples)]) -> Vec<(u64, u64)> {
         let sampled = by_bytes.iter().filter(|(_, samples)| !samples.is_empty());
         let points = sampled.map(|(bytes, samples)| {
@@ -64,7 +64,7 @@ impl<'a> Session<'a> {
         points.collect()
     }
 
-    /// Returns a curve through these points, minus `call_ns`, which is counted elsewhere.
+    /// Returns a curve through these points, minus `call_ns`, which is counted in another cost.
     pub(super) fn curve(&mut self, field: &str, by_bytes: &[(u64, Samples)], call_ns: u64) -> Option<Curve> {
         let points = self.points(field, by_bytes).into_iter();
         Curve::new(points.map(|(bytes, ns)| (bytes, ns.saturating_sub(call_ns))).collect()).ok()

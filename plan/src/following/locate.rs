@@ -1,43 +1,43 @@
-//! The program's position in the plan.
+//! Finds the program's position in the plan.
 
 use millpond_core::StreamId;
 
 use crate::slots::{GRAM, Slots};
 
-/// How many positions ahead a request is searched for after the program skipped some.
+/// After the program skipped requests, a request is searched for at this many positions ahead.
 const WINDOW: u32 = 8;
 
-/// After this many requests in a row without a position, the program is elsewhere.
+/// If this many requests in a row have no position, the program is no longer at the plan's position.
 const LOST: u32 = GRAM as u32;
 
-/// After this many fitting requests in a row, a plan begins even if earlier requests did not fit. Fewer may
-/// fit by chance, and a plan takes much memory.
+/// If this many requests in a row fit, a plan begins even if earlier requests did not fit. Fewer requests may
+/// fit by chance, and a plan needs much memory.
 const LATE_FITS: u32 = 64;
 
-/// The position of the next expected request, and how well the last requests fitted.
+/// The position of the next expected request, and how well the last requests fitted the plan.
 #[derive(Debug)]
 pub(super) struct Position {
     next: u32,
-    /// The number of requests in a row that must fit before the plan serves slots; 0 after they did.
+    /// How many requests in a row must still fit before the plan serves slots; 0 after that.
     awaited_fits: u32,
     /// The last requests, up to the last one that did not fit.
     recent: [(u64, StreamId); GRAM],
     /// The number of requests since then. Each of them fitted.
     fits: u32,
-    /// The number of requests in a row that did not fit.
+    /// The number of requests since the last one that did not fit.
     slips: u32,
 }
 
 impl Position {
     /// Returns the position before the first request.
     pub(super) fn new(slots: &Slots) -> Self {
-        // The requests before the first one that has a slot, and that one.
+        // These are the requests before the first request that has a slot, and that request itself.
         let lead = (0..slots.length()).take_while(|at| !slots.is_placed(*at)).count() as u32;
         let awaited_fits = (lead + 1).min(GRAM as u32);
         Self { next: 0, awaited_fits, recent: [(0, StreamId::LEGACY); GRAM], fits: 0, slips: 0 }
     }
 
-    /// Returns whether the plan serves slots.
+    /// Returns whether the plan serves slots now.
     pub(super) fn is_begun(&self) -> bool {
         self.awaited_fits == 0
     }
@@ -47,8 +47,8 @@ impl Position {
         self.slips >= LOST
     }
 
-    /// Returns the position of a request, which the program may have reached in another order; `None` if the
-    /// plan does not know the request.
+    /// Returns the position of a request, which the program may have reached in another order. Returns `None`
+    /// if the plan does not know the request.
     pub(super) fn locate(&mut self, slots: &mut Slots, bytes: u64, stream: StreamId) -> Option<u32> {
         let is_expected = slots.has(self.next, bytes, stream) || slots.name_stream(self.next, bytes, stream);
         if !is_expected {
@@ -77,8 +77,8 @@ impl Position {
             return Some(self.skip_to(slots, found));
         }
         let slot = slots.at(self.next);
-        // A smaller request may take the place of the expected one, but only after a request that fitted. The
-        // first request of another program would keep the lane as long as its block lives.
+        // A smaller request may get the slot of the expected request, but only after a request that fitted.
+        // Otherwise the first request of another program would keep the lane as long as its block lives.
         let may_differ = self.slips == 1 && self.next != 0 && slots.stream_at(self.next) == Some(stream);
         if may_differ && bytes < slot.bytes && bytes >= slot.bytes / 2 {
             return Some(self.advance(slots, self.next));
@@ -93,7 +93,7 @@ impl Position {
         found.map(|found| self.skip_to(slots, found))
     }
 
-    /// Adds a request that does not fit to the recent ones, after the fitting requests before it.
+    /// Adds a request that does not fit to the recent requests, after the fitting requests before it.
     fn note_misfit(&mut self, slots: &Slots, bytes: u64, stream: StreamId) {
         if self.awaited_fits > 0 {
             self.awaited_fits = LATE_FITS;
@@ -111,12 +111,12 @@ impl Position {
         self.fits = 0;
     }
 
-    /// Moves to a position further on. The skipped slots pass their bytes on if they can.
+    /// Moves to a position further on. The skipped slots release their bytes to later slots, if they can.
     fn skip_to(&mut self, slots: &mut Slots, found: u32) -> u32 {
         self.slips = 0;
         let length = slots.length();
         let left_out = (found + length - self.next) % length;
-        // If the position is more likely behind than ahead, nothing was skipped.
+        // If the position is more likely behind than ahead, no request was skipped.
         if self.is_begun() && left_out <= length / 2 {
             (0..left_out).for_each(|step| slots.pass_over((self.next + step) % length));
         }

@@ -1,4 +1,4 @@
-//! A plan in use: the program's position in it, and the memory of each stream.
+//! A plan in use: the program's position in the plan, and the memory of each stream.
 
 mod locate;
 mod window;
@@ -16,50 +16,50 @@ use crate::slots::Slots;
 
 pub(crate) use crate::following::window::Verdict;
 
-/// Slots catch up at most once in this fraction of a pass, because that looks at all of them.
+/// Skipped slots catch up at most once in this fraction of a pass, because catching up examines all slots.
 const CATCH_UP_SHARE: u32 = 4;
 
-/// The program may exceed the log's bytes by this fraction of the plan's bytes, because it may differ from
-/// the log.
+/// The program may use more bytes than the log, by this fraction of the plan's bytes. The program may differ
+/// from the log.
 const SPARE_SHARE: u64 = 16;
 
-/// A plan ends when it keeps more than this fraction of its bytes from streams without a lane.
+/// If the plan keeps more than this fraction of its bytes from streams without a lane, the plan ends.
 const CROWDED_SHARE: u64 = 16;
 
-/// A mistake that the tests must find.
+/// A mistake that is made on purpose. The tests must find it.
 #[cfg(test)]
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Mistake {
-    /// Slots are handed out even if they hold a block.
+    /// A slot serves a request even if it holds a block.
     Unchecked,
-    /// A slot is free for its stream as soon as its block was freed on any stream.
+    /// A slot is free for its stream as soon as its block was freed, on any stream.
     TooEarly,
-    /// Slots are handed out even if guests lie there.
+    /// A slot serves a request even if guests lie in its bytes.
     OverGuests,
-    /// A lane without blocks goes back on any stream, even if it has unfinished work.
+    /// A lane without blocks returns to upstream on any stream, even if the lane has unfinished work.
     LeavesEarly,
 }
 
-/// A plan that the program follows, or that still has to give its memory back.
+/// A plan that the program follows, or a dropped plan that still has memory to return.
 #[derive(Debug)]
 pub(crate) struct Following {
     /// The hash of the log that the plan was made from.
     pub(crate) log: String,
     pub(crate) slots: Slots,
-    /// The lanes, one for each stream of the plan.
+    /// The lanes: the memory of each stream of the plan.
     pub(crate) lanes: Vec<Lane>,
     /// The bytes of all lanes.
     pub(crate) bytes: u64,
-    /// The most bytes that allocations without a slot have in use at a time.
+    /// The most bytes that allocations without a slot use at one time.
     beside: u64,
-    /// The most bytes that the plan and upstream may have in use together, known after the plan first takes
-    /// memory.
+    /// The most bytes that the plan and upstream may use together. The number is known after the plan first
+    /// allocates memory.
     pub(crate) limit_bytes: Option<u64>,
     position: Position,
     window: Window,
-    /// How many requests were made since slots caught up.
+    /// How many requests were made since skipped slots last caught up.
     since_catching_up: u32,
-    /// The mistake that the tests must find.
+    /// The mistake that is made on purpose.
     #[cfg(test)]
     pub(crate) mistake: Option<Mistake>,
 }
@@ -92,7 +92,7 @@ impl Following {
         at
     }
 
-    /// Returns whether the plan serves slots.
+    /// Returns whether the plan serves slots now.
     pub(crate) fn is_begun(&self) -> bool {
         self.position.is_begun()
     }
@@ -113,7 +113,7 @@ impl Following {
         self.lanes[lane].base.is_some().then_some(lane)
     }
 
-    /// Returns the lane that an address lies in, and its distance from the lane's start.
+    /// Returns the lane that contains an address, and the address's distance from the start of the lane.
     pub(crate) fn lane_at(&self, ptr: DevicePtr) -> Option<(usize, u64)> {
         let mut lanes = self.lanes.iter().enumerate();
         lanes.find_map(|(number, lane)| Some((number, lane.offset_of(ptr)?)))
@@ -146,7 +146,8 @@ impl Following {
         self.bytes - self.held().0
     }
 
-    /// Returns the bytes taken from upstream, and how many of them are in lanes without blocks.
+    /// Returns the bytes that were allocated from upstream, and how many of these bytes are in lanes without
+    /// blocks.
     pub(crate) fn held(&self) -> (u64, u64) {
         self.lanes.iter().fold((0, 0), |(all, idle), lane| {
             let held = lane.held_bytes();
@@ -154,8 +155,8 @@ impl Following {
         })
     }
 
-    /// Sets the limit when the first lane is taken. The log tells how much the program takes with the plan;
-    /// how much it takes without one is unknown.
+    /// Sets the limit when the first lane is allocated. The log shows how much memory the program uses with
+    /// the plan. How much it uses without a plan is unknown.
     pub(crate) fn set_limit(&mut self, in_use_bytes: u64) {
         if self.limit_bytes.is_none() {
             let spare = self.beside.saturating_add(self.bytes / SPARE_SHARE);
@@ -163,7 +164,7 @@ impl Following {
         }
     }
 
-    /// Counts a request. At the end of a window, decides whether the plan is worth keeping.
+    /// Counts a request. At the end of a window of requests, decides whether the plan is worth keeping.
     #[inline]
     pub(crate) fn judge(&mut self, is_miss: bool, bytes: u64) -> Verdict {
         self.since_catching_up = self.since_catching_up.saturating_add(1);
@@ -175,25 +176,25 @@ impl Following {
         }
     }
 
-    /// Counts bytes that upstream serves or gets back.
+    /// Counts bytes that upstream allocates or frees.
     #[inline]
     pub(crate) fn count_beside(&mut self, bytes: i64) {
         self.window.count_beside(bytes);
     }
 
-    /// Returns how many bytes upstream served at its highest in this window and the last one, minus the bytes
+    /// Returns the most bytes that upstream served in this window and the previous one, minus the bytes that
     /// it serves now.
     pub(crate) fn most_beside(&self) -> u64 {
         self.window.most_beside()
     }
 
-    /// Counts a request on a stream without a lane for which upstream has no room. Returns whether the plan
+    /// Counts a request that upstream has no room for, and whose stream has no lane. Returns whether the plan
     /// keeps so much memory from other streams that it should end.
     pub(crate) fn is_crowding(&mut self, bytes: u64) -> bool {
         self.window.count_crowded(bytes) > self.bytes / CROWDED_SHARE
     }
 
-    /// Hands out a slot, unless a block has some of its bytes or its lane has no memory.
+    /// Serves a request from a slot, unless a block uses some of the slot's bytes or the lane has no memory.
     pub(crate) fn claim(&mut self, at: u32, bytes: u64) -> Option<DevicePtr> {
         let slot = *self.slots.at(at);
         let lane = &mut self.lanes[slot.stream as usize];
@@ -227,9 +228,9 @@ impl Following {
         }
     }
 
-    /// Serves a request that has no slot from a gap of a lane for its stream. It uses the bytes of the slot
-    /// that the request would have (`at`), if they are free. `bytes` is the request, `rounded` is a multiple
-    /// of 256.
+    /// Serves a request without a slot from a gap in the lane of its stream. If the bytes of the slot that
+    /// the request would have (`at`) are free, uses these bytes. `bytes` is the size of the request, and
+    /// `rounded` is a multiple of 256.
     pub(crate) fn claim_gap(
         &mut self,
         lane: usize,
@@ -247,7 +248,7 @@ impl Following {
         Some(base.offset(offset))
     }
 
-    /// Returns the guests of a lane, which may have guests from now on.
+    /// Returns the guests of a lane. The lane may have guests from now on.
     fn guests(&mut self, lane: usize) -> &mut Guests {
         let Lane { guests, bytes, .. } = &mut self.lanes[lane];
         guests.get_or_insert_with(|| {
@@ -256,7 +257,7 @@ impl Following {
         })
     }
 
-    /// If no guest is left, goes back to the slots' counters alone. A pass begins.
+    /// If no guest is left, only the slots' counters are used again. Called when a pass begins.
     fn forget_gaps(&mut self) {
         for lane in &mut self.lanes {
             if lane.guests.is_some() && !lane.has_guests() {
@@ -274,8 +275,8 @@ impl Following {
         self.slots.block_at(lane, offset).map(|(at, requested)| (Bytes::Slot(at), requested))
     }
 
-    /// Frees the block at an offset of a lane in the order of `stream`. If `stream` is not the lane's,
-    /// returns the number of a mark: the bytes are free after that mark.
+    /// Frees the block at an offset of a lane in the order of `stream`. If `stream` is not the lane's stream,
+    /// returns the number of a mark. The bytes are free when the mark's work is done.
     pub(crate) fn free(
         &mut self,
         (lane, offset): (usize, u64),
@@ -324,7 +325,7 @@ impl Following {
         }
     }
 
-    /// Returns the questions about blocks of the stream's lane that were freed on other streams.
+    /// Returns the questions about blocks in the stream's lane that were freed on other streams.
     pub(crate) fn ask_foreign(&self, stream: StreamId, marks: &mut Marks) -> Vec<Question> {
         let mut questions = Vec::new();
         let lane = self.lane_for(stream).map(|lane| &self.lanes[lane]);
@@ -362,8 +363,8 @@ impl Following {
         }
     }
 
-    /// Takes the memory out of a lane without blocks, for a caller whose stream is `stream`. The caller gives
-    /// it back to upstream on that stream.
+    /// Removes the memory from a lane without blocks. The stream of the caller is `stream`, and the caller
+    /// returns the memory to upstream on this stream.
     pub(crate) fn take_idle(
         &mut self,
         lane: usize,

@@ -3,42 +3,44 @@
 /// The fewest requests over which a plan is judged.
 const LEAST_REQUESTS: u32 = 64;
 
-/// The most requests over which a plan is judged before it begins: a plan may cover a whole log.
+/// The most requests over which a plan is judged before it begins. The limit is needed because a plan may
+/// cover a whole log.
 const MOST_BEFORE_BEGIN: u32 = 1024;
 
 /// The verdict on a plan at the end of a window of requests.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Verdict {
     Good,
-    /// The plan serves, so upstream needs no more than in this window. Reported after 1, 2, 4 and so on good
-    /// windows, because the device may still have work.
+    /// The plan serves requests, so upstream needs no more memory than in this window. This verdict is
+    /// reported after 1, 2, 4 and so on good windows, because the device may still have work.
     Steady,
     /// The program does not follow the plan.
     Left,
 }
 
-/// The requests of one pass over the plan, at least 64.
+/// The requests of one pass over the plan, but at least 64 requests.
 #[derive(Debug, Default)]
 pub(super) struct Window {
     /// The number of requests in the present window, and how many of them found no slot.
     requests: (u32, u32),
-    /// The bytes of these two groups.
+    /// The bytes of all requests in the window, and the bytes of the requests that found no slot.
     bytes: (u64, u64),
     /// The number of bad windows in a row.
     bad: u32,
     /// The number of good windows so far.
     good: u32,
-    /// The bytes that upstream serves outside the plan, above those at the begin; their highest value in the
-    /// present window, and in the last one.
+    /// The bytes that upstream serves outside the plan, minus the bytes that it served at the beginning. The
+    /// next two fields are the most such bytes in the present window, and in the previous window.
     beside: i64,
     most_beside: i64,
     most_beside_before: i64,
-    /// The bytes of requests in this window that found no room upstream. Their streams have no lane.
+    /// The bytes of requests in this window for which upstream had no room, and whose streams have no lane.
     crowded_bytes: u64,
 }
 
 impl Window {
-    /// Counts a request; returns whether a window ended. `length` is the number of the plan's allocations.
+    /// Counts a request. Returns whether a window ended with it. `length` is the number of the plan's
+    /// allocations.
     #[inline]
     pub(super) fn count(&mut self, length: u32, is_begun: bool, is_miss: bool, bytes: u64) -> bool {
         self.requests.0 += 1;
@@ -51,9 +53,9 @@ impl Window {
         self.requests.0 >= length.clamp(LEAST_REQUESTS, most)
     }
 
-    /// Ends the window, and decides whether the plan is worth keeping. It is not after two bad windows in a
-    /// row. A window is bad if the plan had not begun, or if more than a quarter of the requests, or of their
-    /// bytes, found no slot.
+    /// Ends the window, and decides whether the plan is worth keeping. After two bad windows in a row, the
+    /// plan is not worth keeping. A window is bad if the plan had not begun. It is also bad if more than a
+    /// quarter of the requests, or of their bytes, found no slot.
     pub(super) fn end(&mut self, is_begun: bool) -> Verdict {
         let (requests, misses) = std::mem::take(&mut self.requests);
         let (bytes, missed_bytes) = std::mem::take(&mut self.bytes);

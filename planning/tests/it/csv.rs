@@ -68,17 +68,26 @@ fn mistakes_are_named_with_their_line() {
             "id,lower,upper,size\r\na,0,1,2\r\n\r\nb,x,1,2",
             "line 4: `x` in column `lower` is not a whole number of at most 64 bits",
         ),
-        ("id,lower,upper,size\na,5,5,2\n", "line 2: the buffer begins at 5 but ends at 5, not later"),
+        (
+            "id,lower,upper,size\na,5,5,2\n",
+            "line 2: the buffer begins at 5 but ends at 5, which is not later",
+        ),
         (
             "id,lower,end,size\na,5,18446744073709551615,2\n",
             "line 2: the position after `end` does not fit into 64 bits",
         ),
-        ("id,lower,upper,size,alignment\na,0,1,2,0\n", "line 2: the alignment is 0; use 1 for none"),
+        (
+            "id,lower,upper,size,alignment\na,0,1,2,0\n",
+            "line 2: the alignment is 0; write 1 for no alignment",
+        ),
         (
             "id,lower,upper,size,gaps\na,0,9,2,3\n",
             "line 2: `3` in column `gaps` is not of the form 3-5 or 3-5@0:64",
         ),
-        ("id,lower,upper,size,gaps\na,0,9,2,3-12\n", "line 2: the gap 3-12 is not within the buffer's life"),
+        (
+            "id,lower,upper,size,gaps\na,0,9,2,3-12\n",
+            "line 2: the gap 3-12 is not within the buffer's lifetime",
+        ),
     ];
     for (text, message) in cases {
         assert_eq!(refused(text), message);

@@ -77,23 +77,31 @@ fn a_wrong_line_is_named_with_the_reason() {
             "line 2: `sha256:A7` is not a hash; a hash is `sha256:` and 64 hexadecimal digits",
         ),
         (3, "alignment -1", "line 3: `-1` is not a whole number of at most 64 bits"),
-        (3, "alignment 0", "the alignment is 0; use 1 for none"),
+        (3, "alignment 0", "the alignment is 0; write 1 for no alignment"),
         (4, "streams 257", "line 4: 257 streams exceed the limit of 256"),
         (4, "streams 1", "line 6: the line should begin with `bound `"),
         (4, "streams 3", "line 7: the line should begin with `lane `"),
-        (5, "lane 18446744073709551615", "line 8: the ratio is 1.14286, but lanes divided by bound are"),
+        (
+            5,
+            "lane 18446744073709551615",
+            "line 8: the ratio is 1.14286, but the lanes divided by the bound are",
+        ),
         (7, "bound 01792", "line 7: `01792` is not a whole number of at most 64 bits"),
         (7, "bound +1792", "line 7: `+1792` is not a whole number of at most 64 bits"),
-        (8, "ratio 1", "line 8: the ratio is 1, but lanes divided by bound are 1.14286"),
+        (8, "ratio 1", "line 8: the ratio is 1, but the lanes divided by the bound are 1.14286"),
         (10, "allocations 6", "line 17: the file ends after 5 of 6 allocations"),
-        (10, "allocations 4", "line 16: the file goes on after its 4 allocations"),
+        (10, "allocations 4", "line 16: the file continues after its 4 allocations"),
         (10, "allocations 1048577", "line 10: 1048577 allocations exceed the limit of 1048576"),
         (11, "bytes stream", "line 11: the line should be `bytes stream life offset`"),
-        (12, "1024 0 2", "line 12: the line has 3 words, not the 4 of `bytes stream life offset`"),
-        (12, "1024 0 - 0", "line 12: life and offset must both be `-`, or neither"),
+        (
+            12,
+            "1024 0 2",
+            "line 12: the line has 3 words, but it should have the 4 words of `bytes stream life offset`",
+        ),
+        (12, "1024 0 - 0", "line 12: life and offset must both be `-`, or both be numbers"),
         (12, "1024 0 0 0", "line 12: a life must be at least 1 and fit into 32 bits"),
         (12, "1024 0 4294967296 0", "line 12: a life must be at least 1 and fit into 32 bits"),
-        (12, "1024 0 6 0", "line 12: it lives for 6 allocations, more than the plan has"),
+        (12, "1024 0 6 0", "line 12: it lives for 6 allocations, which is more than the plan has"),
         (12, "1024 x 2 0", "line 12: `x` is not a whole number of at most 64 bits"),
         (12, "1024 1 2 0", "line 12: stream 1 comes before stream 0; number streams by first use"),
         (12, "1024 2 2 0", "line 12: there is no stream 2; the 2 streams are numbered from 0"),
@@ -115,11 +123,11 @@ fn a_wrong_line_is_named_with_the_reason() {
 #[test]
 fn what_is_no_text_or_has_no_end_is_refused() {
     assert_eq!(refusal(b""), "line 1: this is not a plan; a plan begins with `millpond plan 1`");
-    assert_eq!(refusal(b"millpond plan 1"), "line 1: the file is cut short here");
+    assert_eq!(refusal(b"millpond plan 1"), "line 1: the file is truncated here");
     assert_eq!(refusal(b"millpond plan 1\n"), "line 2: the file ends before its line `log`");
     assert_eq!(refusal(b"millpond plan 1\nlog \xff\n"), "line 2: the line is not UTF-8 text");
     // A row without its line end may have lost digits.
-    assert_eq!(refusal(TEXT.trim_end().as_bytes()), "line 16: the file is cut short here");
+    assert_eq!(refusal(TEXT.trim_end().as_bytes()), "line 16: the file is truncated here");
     let nothing = TEXT.replace(" 2 0\n", " - -\n").replace(" 1 0\n", " - -\n").replace(" 1 1024\n", " - -\n");
     assert_eq!(refusal(nothing.as_bytes()), "no allocation has a slot");
 }
@@ -143,7 +151,7 @@ fn endless_lines_and_files_are_not_read_to_their_end() {
     let mut endless = BufReader::new(Counted(rows.as_bytes().chain(io::repeat(b'\n')), 0));
     assert_eq!(
         ProgramPlan::read(&mut endless).unwrap_err().to_string(),
-        "line 16: the file goes on after its 4 allocations"
+        "line 16: the file continues after its 4 allocations"
     );
     assert!(endless.get_ref().1 < 1 << 16);
 }
@@ -170,7 +178,10 @@ fn parts_that_are_wrong_are_refused() {
         change(&mut parts);
         ProgramPlan::new(parts).expect_err("the plan is wrong").to_string()
     };
-    assert_eq!(refused(&|it| it.bound = 2049), "the lanes have 2048 bytes in all, less than the bound");
+    assert_eq!(
+        refused(&|it| it.bound = 2049),
+        "the lanes have 2048 bytes in all, which is less than the bound"
+    );
     assert_eq!(refused(&|it| it.lanes[1] = u64::MAX), "the lanes together exceed 64 bits");
     assert_eq!(refused(&|it| it.lanes.resize(257, 0)), "257 streams exceed the limit of 256");
     assert_eq!(

@@ -179,7 +179,7 @@ fn a_bad_stack_in_the_environment_names_the_variable() {
         assert_eq!(error.kind(), ErrorKind::InvalidStack, "{value}");
         assert!(error.to_string().contains(why), "{error}");
         let form =
-            format!("MILLPOND_MEMORY_MANAGER={value} is not a stack; set it to one such as `cuda+pool");
+            format!("MILLPOND_MEMORY_MANAGER={value} is not a stack; set it to a stack such as `cuda+pool");
         assert!(error.to_string().contains(&form), "{error}");
         assert_eq!(devices[0].live_allocations(), 0);
     }

@@ -1,4 +1,4 @@
-//! The command line: each flag with its help.
+//! The command line: each flag with its help text.
 
 use std::path::PathBuf;
 
@@ -30,10 +30,14 @@ use crate::report::Format;
 
 /// Replays allocation logs through stacks of GPU memory resources, and compares the stacks.
 ///
-/// A log is a CSV file that RMM's or millpond's logging adaptor wrote, with the columns
-/// Thread,Time,Action,Pointer,Size,Stream, plain or compressed with gzip or zstd. Other files work, too: for
-/// example PyTorch memory snapshots, torch.profiler traces, and SQLite exports from Nsight Systems. `import
-/// --help` lists all formats. You need no GPU: without one, logs are replayed on a simulated NVIDIA H200.
+/// A log is a CSV file that the logging adaptor of RMM or millpond wrote. Its columns are
+/// Thread,Time,Action,Pointer,Size,Stream. The file may be plain, or compressed with gzip or zstd. The
+/// command also reads other files: for example PyTorch memory snapshots, torch.profiler traces, and SQLite
+/// exports from Nsight Systems. `import --help` lists all formats.
+///
+/// A stack is a list of memory resources. Each one allocates from the resource before it, and the first one
+/// (the base) allocates from the driver. No GPU is needed: on a machine without a GPU, the command replays
+/// logs on a simulated NVIDIA H200.
 #[derive(Clone, Debug, Parser)]
 #[command(
     name = "millpond-replay",
@@ -52,16 +56,17 @@ pub(crate) struct Cli {
     #[arg(value_name = "LOG", required_unless_present = "list_layers")]
     pub(crate) logs: Vec<PathBuf>,
 
-    /// A stack through which the logs are replayed, base first, as in cuda+pool:max=8GiB; can be given
+    /// A stack to replay the logs through, with its base first, as in cuda+pool:max=8GiB; can be given
     /// several times
     ///
-    /// Without this option, each log is replayed through several stacks, the standard line-up. --list-layers
-    /// prints the layers that a stack can contain, and their parameters.
+    /// Without this option, the command replays each log through several stacks: the standard line-up.
+    /// --list-layers prints the layers that a stack can contain, and their parameters.
     #[arg(long = "stack", short = 's', value_name = "SPEC")]
     pub(crate) stacks: Vec<StackSpec>,
 
-    /// The device on which the logs are replayed: cuda:N, sim:h200, sim:a100, sim:SIZE such as sim:8GiB, or
-    /// sim:FILE.toml with a profile written by `calibrate` [default: cuda:0 if there is a GPU, else sim:h200]
+    /// The device on which the logs are replayed: a GPU (cuda:N), a simulated GPU (sim:h200, sim:a100, or
+    /// sim:SIZE as in sim:8GiB), or sim:FILE.toml, a simulated GPU with a profile that `calibrate` wrote
+    /// [default: cuda:0 if there is a GPU, else sim:h200]
     #[arg(long, short = 'd', value_name = "DEVICE", value_parser = suggest::device)]
     pub(crate) device: Option<DeviceSpec>,
 
@@ -69,7 +74,7 @@ pub(crate) struct Cli {
     #[arg(long, short = 'f', value_enum, default_value_t, value_name = "FORMAT")]
     pub(crate) format: FormatArg,
 
-    /// Show all figures of all stacks, and the driver calls by kind
+    /// Show all figures of all stacks, and count the driver calls by kind
     #[arg(long)]
     pub(crate) details: bool,
 
@@ -77,13 +82,13 @@ pub(crate) struct Cli {
     #[arg(long, short = 't', value_enum, default_value_t, value_name = "ORDER")]
     pub(crate) threads: ThreadsArg,
 
-    /// How many times each stack replays a log; if more than once, the results show the first, the last and
-    /// the best pass
+    /// How many times (passes) each stack replays a log; with several passes, the results show the first, the
+    /// last and the fastest pass
     #[arg(long, short = 'n', value_name = "N", default_value_t = 1,
           value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) repeat: u32,
 
-    /// Skip rows that cannot be read, and count them; if a log is truncated, replay it up to the cut
+    /// Skip rows that cannot be read, and count them; if a log is truncated, replay the rows before its end
     #[arg(long)]
     pub(crate) skip_bad_rows: bool,
 
@@ -94,7 +99,7 @@ pub(crate) struct Cli {
     #[arg(long, value_enum, default_value_t, value_name = "WHEN", global = true)]
     pub(crate) color: ColorArg,
 
-    /// Print the layers that a stack can contain, and their parameters, and exit
+    /// Print the layers that a stack can contain, and their parameters; then exit
     #[arg(long)]
     pub(crate) list_layers: bool,
 }
@@ -122,22 +127,22 @@ pub(crate) enum Command {
 const AFTER_HELP: &str = "\
 Examples:
   millpond-replay app.csv.gz
-      replay the log through several stacks, the standard line-up, on the GPU if there is one
+      replay the log through several stacks (the standard line-up), on the GPU if there is one
   millpond-replay app.csv --stack cuda+pool --stack cuda+pool:max=20GiB+binning --device sim:24GiB
-      does the job fit on a 24 GiB card?
+      find out whether the job that wrote the log fits on a 24 GiB card
   millpond-replay logs/*.csv.zst --format json | jq -r '.stacks[] | [.spec, .reserved_over_live_first] | @tsv'
       print one JSON object per log, each on its own line; the documentation of millpond_replay::report
       explains the fields
   millpond-replay bench --quick
-      without a log: measure the cost of allocations on neutral workloads, and compare with mimalloc
+      measure the cost of allocations on synthetic workloads, and compare with mimalloc; this needs no log
   millpond-replay busy app.csv.gz --stack cuda+pool
       launch a kernel with each allocation, and show the cost of reusing blocks of other streams
   millpond-replay calibrate --out my.toml --check app.csv.gz
-      measure the GPU, write my.toml for `--device sim:my.toml`, and compare a log on the two devices
+      measure the GPU, write my.toml for `--device sim:my.toml`, and compare replays of a log on both devices
   millpond-replay import snapshot.pickle --output log.csv.gz
-      print the contents and the gaps of a PyTorch memory snapshot, and write it as a log
+      print the contents of a PyTorch memory snapshot and the data that it lacks, and write it as a log
   millpond-replay explain snapshot.pickle
-      show what uses the memory, why requests failed, and how to need less
+      show what uses the memory, why requests failed, and how to need less memory
   millpond-replay tune snapshot.pickle
       find the settings of PyTorch's allocator with which the program needs the least memory
   millpond-replay report snapshot.pickle -o report.html
@@ -147,36 +152,37 @@ Examples:
   millpond-replay top 4213
       watch the memory of a running program that was started with MILLPOND_WATCH=1
   millpond-replay record pytorch
-      print the lines to add to a PyTorch program so that it writes such a snapshot
+      print the lines to add to a PyTorch program so that it writes a memory snapshot
   millpond-replay ./bench
-      replay a log whose name is also the name of a command
+      replay a log whose name (`bench`) is also the name of a command
 
 Figures:
-  peak taken    the most bytes that a stack held from the driver at one time; with --repeat and --details, in
-                the first pass (in which the stack grows) and in the last pass
+  peak taken    the most bytes that a stack had allocated from the driver at one time; with --repeat and
+                --details, in the first pass (in which the stack grows) and in the last pass
   taken / live  peak taken divided by the most bytes that the log had live at one time; no allocator can be
                 below 1
-  ns/op         time per operation of the log, in the stack and in the driver; driver time is virtual on a
-                simulated device; with --repeat, in the first pass and in the fastest pass
-  driver calls  calls of the driver, in the same passes
+  ns/op         time per operation of the log, spent in the stack and in the driver; driver time is virtual
+                on a simulated device; with --repeat, in the first pass and in the fastest pass
+  driver calls  the number of driver calls; with --repeat, in the first pass and in the fastest pass
 
 With --details:
-  taken / apart with several streams: peak taken divided by the least memory for an allocator whose streams
-                share no memory
-  failures      allocations that failed; `failed then, served now` counts rows `allocate failure` that succeed
+  taken / apart (only for logs with several streams) peak taken divided by the least memory that an allocator
+                needs if its streams share no memory
+  failures      allocations that failed; `failed then, served now` counts the log's rows `allocate failure`
+                that the stack serves
 
 Exit status:
   0  every stack named with --stack served every row; without --stack, at least one stack of the line-up did
-  1  a stack could not be built, or failed a row (a row `allocate failure` that fails again counts, too);
+  1  a stack could not be built, or did not serve a row (also if a row `allocate failure` fails again);
      `calibrate --check` found the simulated device too different from the real one; `gate` found the memory
-      over its budget; `plan` or `tune` found no solution that surely fits into --capacity; `plan` wrote no
-      plan because the pool alone takes less
+     over its budget; `plan` or `tune` found no solution that is sure to fit into --capacity; `plan` wrote no
+     plan because the pool needs less memory without the plan
   2  a log, a stack's text, the device or the command line is wrong; a stack would overwrite a log; or an
      output cannot be written
 
 Environment:
   MILLPOND_LOG    selects the diagnostics on the standard error, as in `debug` or `millpond=trace`
-  MILLPOND_WATCH  lets `top` watch this process, and names the folder in which `top` looks
+  MILLPOND_WATCH  lets `top` watch this process; if it names a folder, `top` looks for programs there
   NO_COLOR        turns colours off if it is not empty; CLICOLOR_FORCE=1 turns them on without a terminal";
 
 /// The values of `--threads`.
@@ -209,7 +215,7 @@ impl Cli {
         Limits::default().skip_bad_rows(self.skip_bad_rows)
     }
 
-    /// Returns the format of the results; only the table has details apart.
+    /// Returns the format of the results. Only the table format has a variant with details.
     pub(crate) fn format(&self) -> Format {
         match Format::from(self.format) {
             Format::Table if self.details => Format::Details,

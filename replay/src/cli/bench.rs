@@ -9,20 +9,22 @@ use super::progress::ProgressArgs;
 use super::suggest;
 use crate::lineup;
 
-/// Measures the cost of allocations on neutral workloads, and compares the stacks with mimalloc
+/// Measures the cost of allocations on synthetic workloads, and compares the stacks with mimalloc
 ///
-/// A step is one allocation and one free. mimalloc allocates CPU memory in the same steps. Its time is a
-/// lower bound for the bookkeeping of an allocator. The documentation of millpond_measure::bench explains the
-/// workloads, the method and the JSON.
+/// A stack is a list of memory resources, in which each resource allocates from the one before it. A step of
+/// a workload allocates one block and frees one block. mimalloc, an allocator of CPU memory, runs the same
+/// steps. Its time is a lower bound for the bookkeeping of an allocator. The documentation of
+/// millpond_measure::bench explains the workloads, the method and the JSON.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct BenchArgs {
-    /// A stack to measure, base first, as in cuda+pool:max=8GiB; can be given several times [default: the
-    /// pools of the standard line-up]
+    /// A stack to measure, with its base first, as in cuda+pool:max=8GiB; can be given several times
+    /// [default: the pools of the standard line-up]
     #[arg(long = "stack", short = 's', value_name = "SPEC")]
     pub(crate) stacks: Vec<StackSpec>,
 
-    /// The device on which to measure: cuda:N, sim:h200, sim:a100, sim:SIZE, or sim:FILE.toml with a profile
-    /// written by `calibrate` [default: cuda:0 if there is a GPU, else sim:h200]
+    /// The device on which to measure: a GPU (cuda:N), a simulated GPU (sim:h200, sim:a100, sim:SIZE), or
+    /// sim:FILE.toml, a simulated GPU with a profile that `calibrate` wrote [default: cuda:0 if there is a
+    /// GPU, else sim:h200]
     ///
     /// A simulated device gets as much memory as a workload needs. On a GPU, a workload that does not fit is
     /// skipped.
@@ -43,11 +45,11 @@ pub(crate) struct BenchArgs {
     #[arg(long, short = 'f', value_enum, default_value_t, value_name = "FORMAT")]
     pub(crate) format: BenchFormatArg,
 
-    /// Run few steps: with the default stacks, the run ends within 30 seconds, and the figures are rough
+    /// Run fewer steps: with the default stacks, the run ends within 30 seconds, and the figures are rough
     #[arg(long, short = 'q')]
     pub(crate) quick: bool,
 
-    /// The seed of random sizes and choices; the same seed gives the same work
+    /// The seed of random sizes and choices; the same seed makes the same workloads
     #[arg(long, default_value_t = 42, value_name = "N")]
     pub(crate) seed: u64,
 
@@ -86,7 +88,7 @@ impl BenchArgs {
     }
 }
 
-/// The most threads; larger numbers are mistakes.
+/// The largest number of threads that the option accepts. A larger number is taken for a mistake.
 const MOST_THREADS: usize = 1024;
 
 fn thread_count(text: &str) -> Result<usize, String> {

@@ -13,37 +13,40 @@ use super::suggest;
 
 /// Replays logs with kernels running: each allocation launches a kernel
 ///
-/// A freed block stays in use until the kernels before the free have finished, and a wait between streams
-/// costs time. So `busy` shows the cost of reusing blocks of other streams. It prints the time until all
-/// streams finish, the device memory that the stack uses, and the waits. For comparison, `busy` also runs the
-/// kernels without an allocator, and computes the least memory with which no stream waits. The documentation
-/// of millpond_measure::busy explains the method and the JSON.
+/// A freed block stays in use until the kernels that were launched before the free have finished. If another
+/// stream reuses the block, that stream waits, and the wait costs time. `busy` shows this cost for each
+/// stack. It prints the time until all streams finish, the device memory that the stack uses, and the waits.
+/// For comparison, `busy` also runs the kernels without an allocator, and computes the least memory with
+/// which no stream waits. The documentation of millpond_measure::busy explains the method and the JSON.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct BusyArgs {
     /// The logs to replay
     #[arg(value_name = "LOG", required = true)]
     pub(crate) logs: Vec<PathBuf>,
 
-    /// A stack to run, base first, or `async` for cuMemAllocAsync; can be given several times
-    /// [default: cuda+pool, cuda+pool:reuse=own, async]
+    /// A stack of memory resources to run, with its base first, or `async` for cuMemAllocAsync; can be given
+    /// several times [default: cuda+pool, cuda+pool:reuse=own, async]
     #[arg(long = "stack", short = 's', value_name = "SPEC")]
     pub(crate) stacks: Vec<Subject>,
 
-    /// The device on which to run: cuda:N, sim:h200, sim:a100, sim:SIZE, or sim:FILE.toml with a profile
-    /// written by `calibrate` [default: cuda:0 if there is a GPU, else sim:h200]
+    /// The device on which to run: a GPU (cuda:N), a simulated GPU (sim:h200, sim:a100, sim:SIZE), or
+    /// sim:FILE.toml, a simulated GPU with a profile that `calibrate` wrote [default: cuda:0 if there is a
+    /// GPU, else sim:h200]
     #[arg(long, short = 'd', value_name = "DEVICE", value_parser = suggest::device)]
     pub(crate) device: Option<DeviceSpec>,
 
-    /// The ranges from which kernels get random durations, in microseconds [default: 5..25,10..100]
+    /// The ranges of the kernels' random durations, in microseconds [default: 5..25,10..100]
     #[arg(long, short = 'k', value_name = "LO..HI,…", value_delimiter = ',')]
     pub(crate) kernels: Vec<Kernels>,
 
-    /// How far the host runs ahead of the device: `ahead` never waits for kernels, `level` has at most 4
-    /// unfinished kernels in each stream, `sync` waits for each kernel [default: all]
+    /// How far the host (the CPU) runs ahead of the device: with `ahead`, the host never waits for kernels;
+    /// with `level`, at most 4 kernels of each stream are unfinished; with `sync`, the host waits for each
+    /// kernel [default: all]
     #[arg(long, value_name = "HOST,…", value_delimiter = ',')]
     pub(crate) host: Vec<Host>,
 
-    /// The time that the host takes for an allocation and its launch on a simulated device, in microseconds
+    /// The time that the host takes for an allocation and a kernel launch on a simulated device, in
+    /// microseconds
     #[arg(long = "host-us", value_name = "N", default_value = "4", value_parser = nanoseconds,
           allow_negative_numbers = true)]
     pub(crate) host_ns: u64,
@@ -57,12 +60,12 @@ pub(crate) struct BusyArgs {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) first: Option<u64>,
 
-    /// The device memory that is left to each stack: a size, as in 3GiB, or a share of the log's peak of live
-    /// bytes, as in 120%. With this option, a failed allocation is counted, and does not end the run
+    /// The device memory that is left to each stack: a size, as in 3GiB, or a percentage of the log's peak of
+    /// live bytes, as in 120%. With this option, `busy` counts failed allocations and goes on
     #[arg(long, value_name = "SIZE", allow_negative_numbers = true)]
     pub(crate) capacity: Option<Capacity>,
 
-    /// The seed of the random durations; the same seed gives the same work
+    /// The seed of the random durations; the same seed gives the same durations
     #[arg(long, default_value_t = 42, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) seed: u64,
 
@@ -70,7 +73,7 @@ pub(crate) struct BusyArgs {
     #[arg(long, short = 'f', value_enum, default_value_t, value_name = "FORMAT")]
     pub(crate) format: FormatArg,
 
-    /// Skip rows that cannot be read, and count them; if a log is truncated, replay it up to the cut
+    /// Skip rows that cannot be read, and count them; if a log is truncated, replay the rows before its end
     #[arg(long)]
     pub(crate) skip_bad_rows: bool,
 
@@ -88,7 +91,7 @@ impl BusyArgs {
             |given: &[Kernels], default: &[Kernels]| if given.is_empty() { default } else { given }.to_vec();
         let named = |text: &&str| text.parse::<Subject>().ok();
         let subjects = match self.stacks.as_slice() {
-            // The texts are constants, and a test parses each.
+            // The texts are constants, and a test parses each of them.
             [] => Subject::DEFAULT.iter().filter_map(named).collect(),
             stacks => stacks.to_vec(),
         };

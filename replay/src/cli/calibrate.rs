@@ -21,25 +21,26 @@ use crate::progress::Progress;
 
 /// Measures the time of a device's driver calls, and writes a profile for --device sim:FILE.toml
 ///
-/// This takes some seconds. It uses at most a quarter of the free device memory, up to 6 GiB. With --check,
-/// the exit status is 1 if a stack fails, or if the simulated device differs too much from the real one. The
-/// driver time may differ by 15 % from the fastest run, and the memory by 1 %.
+/// The measurement takes some seconds. It uses at most a quarter of the free device memory, and at most 6
+/// GiB. With --check, the exit status is 1 in two cases: a stack fails, or the simulated device differs too
+/// much from the real one. The limits are 15 % of the fastest run's driver time, and 1 % of the memory.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct CalibrateArgs {
     /// The device to measure; a simulated device is measured only if you name it [default: cuda:0]
     #[arg(long, short = 'd', value_name = "DEVICE", value_parser = suggest::device)]
     pub(crate) device: Option<DeviceSpec>,
 
-    /// The file for the profile; `-` is the standard output, and --check then prints to the standard error
+    /// The file for the profile; `-` is the standard output, and then --check prints its results to the
+    /// standard error
     #[arg(long, short = 'o', value_name = "FILE", required_unless_present = "profile")]
     pub(crate) out: Option<PathBuf>,
 
-    /// A profile to check with --check; no device is measured
+    /// A file with a profile to check with --check; no device is measured
     #[arg(long, value_name = "FILE", conflicts_with = "out", requires = "check")]
     pub(crate) profile: Option<PathBuf>,
 
-    /// Logs to replay on the device, and on a simulated device with the profile. The command compares driver
-    /// time and memory. `-` is the standard input
+    /// Logs to replay on the device, and on a simulated device with the profile. The command compares the
+    /// driver time and the memory of both replays. `-` is the standard input
     #[arg(long, value_name = "LOG", num_args = 1..)]
     pub(crate) check: Vec<PathBuf>,
 
@@ -47,7 +48,7 @@ pub(crate) struct CalibrateArgs {
     #[arg(long = "stack", short = 's', value_name = "SPEC", requires = "check")]
     pub(crate) stacks: Vec<StackSpec>,
 
-    /// How many times each stack replays a log on the device; the fastest run is compared
+    /// How many times each stack replays a log on the device; the fastest of these runs is compared
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u8).range(1..))]
     pub(crate) runs: u8,
 }
@@ -59,7 +60,7 @@ impl CalibrateArgs {
     }
 }
 
-/// Measures or reads a profile, and compares logs.
+/// Measures or reads a profile, and replays logs to check the profile.
 pub(crate) fn run(args: &CalibrateArgs, table: &LayerTable, mut out: impl Write) -> Result<Verdict, Failure> {
     // Errors in stacks, files and the device are reported before anything is measured.
     check(&args.stacks, table)?;
@@ -78,7 +79,7 @@ pub(crate) fn run(args: &CalibrateArgs, table: &LayerTable, mut out: impl Write)
     for log in &args.check {
         match read(log, Limits::default(), Progress::new(false)) {
             Ok(program) => programs.push(program),
-            // The other logs are still compared.
+            // If one log fails, the other logs are still compared.
             Err(error) => verdict = verdict.max(Verdict::of(Err(error.into()))),
         }
     }
@@ -105,18 +106,19 @@ pub(crate) fn run(args: &CalibrateArgs, table: &LayerTable, mut out: impl Write)
     Ok(verdict.max(checked))
 }
 
-/// Explains why a simulated device is not measured unasked: its costs are already those in its profile.
+/// Explains why a simulated device is measured only if the user names it: the profile already contains its
+/// costs.
 fn without_gpu(error: &Error) -> Error {
     Error::new(
         error.kind(),
         format!(
-            "cuda:0 cannot be measured; a simulated device is measured only if you name it, as in --device \
-             sim:h200 ({error})"
+            "cuda:0 cannot be measured ({error}); to measure a simulated device, name it, as in --device \
+             sim:h200"
         ),
     )
 }
 
-/// Compares the logs, and prints how far the profile is off.
+/// Compares the logs, and prints how far the profile differs from the device.
 fn compare(
     check: &Check<'_>,
     programs: &[Program],
@@ -152,7 +154,7 @@ fn write(calibration: &Calibration, file: Option<&Path>, out: &mut impl Write) -
         .map_err(|error| unwritable(path, &error).into())
 }
 
-/// Checks that the file can be written, and keeps its content.
+/// Checks that the file can be written. The check does not change the file's content.
 fn can_be_written(path: &Path) -> Result<(), Error> {
     let opened = fs::OpenOptions::new().append(true).create(true).open(path);
     opened.map(drop).map_err(|error| unwritable(path, &error))

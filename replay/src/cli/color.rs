@@ -15,7 +15,7 @@ pub(crate) enum ColorArg {
 }
 
 impl ColorArg {
-    /// Applies the choice to everything that the process prints in colours.
+    /// Applies the choice to everything that the process prints in colour.
     pub(crate) fn choose(self) {
         let choice = match self {
             Self::Auto => return, // the environment decides

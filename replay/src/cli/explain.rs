@@ -9,22 +9,23 @@ use millpond_snapshot::explain;
 use super::import::{ReportFormat, SourceArgs};
 use super::verdict::{Failure, Verdict};
 
-/// Explains what uses the memory and what would help: at the peak, at failed requests, and at the end
+/// Explains what uses the memory and how to need less: at the peak, at failed requests, and at the end
 ///
 /// Reads the same files as `import`. First prints each problem, with its evidence and with settings to paste.
-/// Then prints how much memory is in use, held for other streams, lost to rounding, free, and pinned by live
-/// blocks. Last, prints the call stacks whose blocks hold the memory.
+/// Then prints how much memory is in use, held for other streams, lost to rounding, or free, and how much
+/// live blocks pin. Last, prints the call stacks whose blocks hold the memory.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct ExplainArgs {
     #[command(flatten)]
     source: SourceArgs,
 
-    /// The size of the device's memory, as in 80GiB; if it is given, the explanation also shows how much
-    /// memory is outside of the allocator
+    /// The size of the device's memory, as in 80GiB; with this option, the explanation also shows how much
+    /// memory is used outside of the allocator
     #[arg(long, value_name = "SIZE", value_parser = device_memory)]
     device_memory: Option<u64>,
 
-    /// Show all frames of each call stack and the kind of each frame, not only the lines of your own code
+    /// Show all frames of each call stack, and the kind of each frame; without this option, only the lines of
+    /// your own code are shown
     #[arg(long)]
     stacks: bool,
 
@@ -33,7 +34,7 @@ pub(crate) struct ExplainArgs {
     format: ReportFormat,
 }
 
-/// No device is smaller than this; the user most likely forgot the unit.
+/// No device has less memory than this. If the user writes less, the user most likely forgot the unit.
 const SMALLEST_DEVICE: u64 = 1 << 20;
 
 fn device_memory(text: &str) -> Result<u64, Error> {
@@ -46,7 +47,7 @@ fn device_memory(text: &str) -> Result<u64, Error> {
     Ok(bytes)
 }
 
-/// Imports a file and explains it; the text is in colours if `is_coloured`.
+/// Imports a file and explains it. The text has colours if `is_coloured`.
 pub(super) fn run(args: &ExplainArgs, is_coloured: bool, mut out: impl Write) -> Result<Verdict, Failure> {
     let recording = args.source.import()?;
     let explanation = explain::explain(&recording, args.device_memory);

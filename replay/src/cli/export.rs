@@ -10,7 +10,7 @@ use super::import::SourceArgs;
 use super::output;
 use super::verdict::{Failure, Verdict};
 
-/// Writes a file for other tools: speedscope, flame graphs, Perfetto, spreadsheets
+/// Converts a file for other tools: speedscope, flame graphs, Perfetto, spreadsheets
 ///
 /// Reads the same files as `import`.
 #[derive(Clone, Debug, Args)]
@@ -22,8 +22,8 @@ pub(crate) struct ExportArgs {
     #[arg(long, short = 'f', value_enum, value_name = "FORMAT")]
     format: ExportFormat,
 
-    /// For `speedscope` and `folded`, the event after which the live call stacks are written, counted from 1
-    /// [default: the event that reached the peak]
+    /// For `speedscope` and `folded`: write the call stacks of the blocks that are live after this event,
+    /// counted from 1 [default: the event that reached the peak]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     event: Option<u64>,
 
@@ -39,9 +39,10 @@ enum ExportFormat {
     Speedscope,
     /// Text for flamegraph.pl and inferno: how many bytes each call stack holds after an event
     Folded,
-    /// The same text as `folded`, with all frames of each call stack
+    /// The same text as `folded`, but with all frames of each call stack
     AllFrames,
-    /// JSON for Perfetto and chrome://tracing: live and reserved bytes, failed requests, phases
+    /// JSON for Perfetto and chrome://tracing: live bytes, reserved bytes, failed requests, and phases of the
+    /// program
     Perfetto,
     /// CSV with live and reserved bytes after each event
     Series,
@@ -59,7 +60,7 @@ impl From<ExportFormat> for Format {
     }
 }
 
-/// Imports a file and writes it in the format.
+/// Imports a file and writes it in the chosen format.
 pub(super) fn run(args: &ExportArgs, out: impl Write) -> Result<Verdict, Failure> {
     args.source.refuse_overwrite(args.output.as_deref())?;
     let recording = args.source.import()?;

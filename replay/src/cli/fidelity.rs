@@ -11,19 +11,19 @@ use super::verdict::{Failure, Verdict};
 
 /// Measures how well the model `torch` predicts a PyTorch memory snapshot, address by address
 ///
-/// Runs the requests of the snapshot through the model, with the settings of the snapshot. Prints how many
-/// blocks the model places at PyTorch's addresses, and the first difference. Also prints how many segments
-/// the model reserves and releases as PyTorch did. (A segment is a piece of device memory that PyTorch's
-/// allocator reserves at once.) The result tells you how far you can trust `--stack torch` and `tune` for
-/// this program.
+/// The model `torch` simulates PyTorch's allocator. This command runs the snapshot's requests through the
+/// model, with the snapshot's settings. It prints how many blocks the model places at PyTorch's addresses,
+/// and the first difference. It also prints how many segments the model reserves and releases as PyTorch did.
+/// (A segment is a piece of device memory that PyTorch's allocator reserves at once.) The result tells you
+/// how far you can trust `--stack torch` and `tune` for this program.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct FidelityArgs {
     #[command(flatten)]
     source: SourceArgs,
 
     /// The memory limit of the process, as in 40GiB, if the process called set_per_process_memory_fraction. A
-    /// snapshot does not contain this limit, but the setting garbage_collection_threshold depends on it
-    /// [default: memory ends where the snapshot shows it]
+    /// snapshot does not contain this limit, and the setting garbage_collection_threshold depends on it
+    /// [default: no limit; the model gets no segment where the snapshot shows that PyTorch got none]
     #[arg(long, value_name = "SIZE", value_parser = parse_memory)]
     limit: Option<u64>,
 

@@ -12,11 +12,13 @@ use super::import::{ReportFormat, SourceArgs};
 use super::verdict::{Failure, Verdict};
 use super::{output, overwrite, suggest};
 
-/// Compares the memory recorded in a file with a budget, so that a build fails if the program's memory grows
+/// Compares the memory recorded in a file with a budget, so that a build fails if the program needs more
+/// memory
 ///
-/// Reads the same files as `import`. The exit status is 0 if the file is within the budget, and 1 if it is
-/// over the budget. It is 2 if the file or the budget cannot be read, or if an output cannot be written. In a
-/// GitHub Actions step, --markdown "$GITHUB_STEP_SUMMARY" shows the table in the summary of the run.
+/// Reads the same files as `import`. The exit status is 0 if the file is within the budget, and 1 if the file
+/// is over the budget. The exit status is 2 if the file or the budget cannot be read, or if an output cannot
+/// be written. In a GitHub Actions step, --markdown "$GITHUB_STEP_SUMMARY" shows the table in the summary of
+/// the run.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct GateArgs {
     #[command(flatten)]
@@ -26,7 +28,7 @@ pub(crate) struct GateArgs {
     #[arg(long, short = 'b', value_name = "BUDGET.toml")]
     budget: PathBuf,
 
-    /// Do not compare, but write the smallest budget that the file meets
+    /// Write the smallest budget that the file meets, and compare nothing
     #[arg(long)]
     write: bool,
 
@@ -43,7 +45,7 @@ pub(crate) struct GateArgs {
     format: ReportFormat,
 }
 
-/// Imports a file and compares it with the budget, or writes its budget.
+/// Imports a file. Compares the file with the budget, or writes a budget that the file meets.
 pub(super) fn run(args: &GateArgs, mut out: impl Write) -> Result<Verdict, Failure> {
     for output in [&args.markdown, &args.junit].into_iter().flatten().chain([&args.budget]) {
         args.source.refuse_overwrite(Some(output))?;
@@ -81,21 +83,20 @@ pub(super) fn run(args: &GateArgs, mut out: impl Write) -> Result<Verdict, Failu
     Ok(if gate.is_within { Verdict::Fine } else { Verdict::StackFailed })
 }
 
-/// Tells the user how to make a budget, if there is none yet.
+/// If there is no budget yet, returns an error that tells the user how to make one.
 fn exists(path: &Path) -> Result<(), Error> {
     suggest::existing(path)?;
-    // Reading the path reports any other problem with it.
+    // If the path has any other problem, reading it reports the problem.
     if path.try_exists().unwrap_or(true) {
         return Ok(());
     }
     let shown = path.display();
     Err(Error::invalid_argument(format!(
-        "{shown}: there is no such file; to create the budget, run the same command with --write on a file \
-         of a good run"
+        "{shown}: there is no such file; to create the budget, pass the file of a good run and add --write"
     )))
 }
 
-/// An I/O error has another exit status than a file over its budget.
+/// An I/O error has a different exit status from a file over its budget.
 fn not_written(path: &Path, error: &io::Error) -> Error {
     Error::new(ErrorKind::Io, format!("{} cannot be written: {error}", path.display()))
 }

@@ -19,27 +19,28 @@ use super::verdict::{Failure, Verdict};
 use super::{output, overwrite, suggest};
 use crate::progress::Progress;
 
-/// The binary logarithm of the most memory in bytes for decompressing zstd: zstd's own limit.
+/// zstd's own limit for the memory of a decompressor: the binary logarithm of the bytes.
 const ZSTD_WINDOW_LOG: u32 = 27;
 
-/// Reads a file that another program wrote, prints its contents, and can write it as a log
+/// Reads a file that another program wrote, prints its contents, and can convert the file to a log
 ///
-/// Reads files with a history of allocations: PyTorch memory snapshots (2.0 and later, or the HTML pages of
-/// its viewer), torch.profiler traces, minimalloc's CSV, SQLite exports from Nsight Systems, and logs.
+/// Reads files with a history of allocations: PyTorch memory snapshots (from PyTorch 2.0 or later, or the
+/// HTML pages of PyTorch's viewer), torch.profiler traces, minimalloc's CSV, SQLite exports from Nsight
+/// Systems, and allocation logs.
 ///
 /// Also reads files that show the memory at one moment: texts with PyTorch's out-of-memory message, allocator
 /// dumps of TensorFlow or XLA, compute-sanitizer's leak reports, and JAX's device memory profiles.
 ///
 /// Files may be compressed with gzip or zstd. The command recognises a file by its content, not by its name.
-/// It never runs code from a file, so files from strangers are safe. The report lists the contents of the
-/// file, and its gaps: the data that the file does not have.
+/// It never runs code from a file, so you can import a file that you do not trust. The report lists the
+/// contents of the file, and the data that the file lacks.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct ImportArgs {
     #[command(flatten)]
     source: SourceArgs,
 
-    /// Write a log to this file: RMM's columns first, then the others. The log is compressed if the name ends
-    /// in .gz or .zst. `-` is the standard output
+    /// Write the file's events as a log to this path: RMM's columns first, then further columns. The log is
+    /// compressed if the path ends in .gz or .zst. `-` is the standard output
     #[arg(long, short = 'o', value_name = "LOG.csv")]
     output: Option<PathBuf>,
 
@@ -48,19 +49,19 @@ pub(crate) struct ImportArgs {
     format: ReportFormat,
 }
 
-/// The file that a command imports.
+/// The file to import, and how to read it.
 #[derive(Clone, Debug, Args)]
 pub(super) struct SourceArgs {
     /// The file; `-` is the standard input
     #[arg(value_name = "FILE")]
     file: PathBuf,
 
-    /// The number of the device whose events are read
-    /// [default: the busiest device of a snapshot, the first device of a log]
+    /// The number of the device whose events are read [default: the busiest device of a snapshot, the first
+    /// device of a log]
     #[arg(long, value_name = "N")]
     device: Option<u32>,
 
-    /// The most memory that reading the file may use, in addition to the size of the file
+    /// The most memory that reading may use, in addition to the size of the file
     #[arg(long, value_name = "SIZE", default_value = "64MiB", value_parser = parse_memory)]
     memory: u64,
 
@@ -116,7 +117,7 @@ impl SourceArgs {
             return Ok((recording, None));
         }
         file.read_to_end(&mut bytes).map_err(unread)?;
-        // As for a file: its own size is not counted.
+        // The input's own size is not counted, as for a file.
         let memory = self.memory.saturating_add(bytes.len() as u64);
         let recording = import::read(&name, bytes.as_slice(), &options.memory(memory))?;
         let text = log::unpack_bytes(bytes.as_slice(), ZSTD_WINDOW_LOG).map_err(unread)?;
@@ -125,7 +126,7 @@ impl SourceArgs {
         Ok((recording, Some(rows.map_err(|error| fail(error.to_string()))?)))
     }
 
-    /// Returns the progress of the command.
+    /// Returns the progress display of the command.
     pub(super) fn progress(&self) -> Progress {
         self.progress.usual()
     }
@@ -135,7 +136,7 @@ impl SourceArgs {
         &self.file
     }
 
-    /// Returns an error if the output is the file that is read.
+    /// Returns an error if the output is the imported file.
     pub(super) fn refuse_overwrite(&self, output: Option<&Path>) -> Result<(), Failure> {
         Ok(output.map_or(Ok(()), |output| overwrite::refuse_import(output, &self.file))?)
     }
@@ -166,9 +167,11 @@ struct Report<'a> {
     state_check: Option<&'a StateCheck>,
     /// Whether the events lead to the state in the file; null if the file holds no state.
     is_equal_to_state: Option<bool>,
-    /// The fewest bytes that any allocator needs if the host orders the streams; null if they exceed 64 bits.
+    /// The fewest bytes that any allocator needs if the host orders the streams; null if the number needs
+    /// more than 64 bits.
     bound_host_order: Option<u64>,
-    /// The same if streams share no memory.
+    /// The fewest bytes that any allocator needs if streams share no memory; null if the number needs more
+    /// than 64 bits.
     bound_stream_safe: Option<u64>,
     not_known: &'a [Unknown],
 }
@@ -193,7 +196,7 @@ pub(super) fn run(args: &ImportArgs, mut out: impl Write) -> Result<Verdict, Fai
     Ok(Verdict::Fine)
 }
 
-/// Writes the log, compressed as the ending of its name says.
+/// Writes the log. If the path ends in `.gz` or `.zst`, the log is compressed.
 fn write(recording: &Recording, path: &Path) -> Result<(), Failure> {
     output::to_file(path, |file| match path.extension().and_then(|ending| ending.to_str()) {
         Some("gz") => {
@@ -230,7 +233,7 @@ fn json(recording: &Recording, out: &mut impl Write) -> io::Result<()> {
     writeln!(out)
 }
 
-/// Describes the failed requests; a request may have failed several times.
+/// Describes the failed requests. A program may have repeated a request that failed.
 fn failures(sums: &Sums) -> String {
     let requests = number_of(sums.failed_requests, "failed request");
     if sums.failures == sums.failed_requests {
@@ -240,7 +243,7 @@ fn failures(sums: &Sums) -> String {
     }
 }
 
-/// Describes the stacks of `events` events.
+/// Describes the call stacks of `events` events.
 fn stacks(recording: &Recording, events: u64) -> String {
     let (stacks, frames) = recording.stack_counts();
     let (events, frames) = (number_of(events, "event"), number_of(frames as u64, "frame"));

@@ -13,10 +13,11 @@ use super::suggest;
 use super::verdict::Failure;
 use crate::progress::Progress;
 
-/// How many bytes at a file's start tell whether it is a log. One block of zstd is smaller.
+/// How many bytes of a file's start are read to find out whether the file is a log. A compressed zstd block
+/// is smaller than this.
 pub(super) const HEAD_BYTES: u64 = 256 << 10;
 
-/// Checks that all layers and parameters exist, before anything is measured.
+/// Checks that all layers and parameters of the stacks exist. Commands call it before they measure anything.
 pub(super) fn check(stacks: &[StackSpec], table: &LayerTable) -> Result<(), Failure> {
     for stack in stacks {
         stack.check(table).map_err(|error| match suggest::of_stack(stack, table) {
@@ -27,7 +28,7 @@ pub(super) fn check(stacks: &[StackSpec], table: &LayerTable) -> Result<(), Fail
     Ok(())
 }
 
-/// Reads a log, or imports a file of another format; `-` is the standard input.
+/// Reads a log, or imports a file of another format. `-` is the standard input.
 pub(super) fn read(path: &Path, limits: Limits, progress: Progress) -> millpond_engine::Result<Program> {
     if path == Path::new("-") {
         return program("standard input", io::stdin(), limits);
@@ -54,14 +55,14 @@ fn program(name: &str, mut source: impl Read + Send, limits: Limits) -> millpond
     let mut head = Vec::new();
     let read = (&mut source).take(HEAD_BYTES).read_to_end(&mut head);
     let whole = Cursor::new(head.clone()).chain(source);
-    // The log reader meets an error of the source again, and reports it with the name.
+    // If the source fails, the log reader meets the same error again, and adds the name of the source to it.
     if read.is_err() || import::is_for_log_reader(&head) {
         return Program::read(LogReader::from_reader(name, whole)?, limits);
     }
     import::read(name, whole, &Options::default())?.program(limits)
 }
 
-/// Returns whether a file is imported instead of read as a log, row by row.
+/// Returns whether a file is imported. A file that is not imported is read as a log, row by row.
 fn is_import(path: &Path) -> millpond_engine::Result<bool> {
     let mut head = Vec::new();
     let read = log::open_file(path)?.take(HEAD_BYTES).read_to_end(&mut head);

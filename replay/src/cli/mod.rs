@@ -1,7 +1,7 @@
-//! The command line of `millpond-replay`, for programs that add layers of their own.
+//! The command line of `millpond-replay`, for programs that add their own layers.
 //!
-//! A program adds its layers to [`compare::layers`], and passes the table to [`main`]. It then has the whole
-//! command line for its stacks, with reports, exit status and help:
+//! A program adds its layers to the table of [`compare::layers`], and passes the table to [`main`]. The
+//! program then has the whole command line for its stacks, with reports, exit status and help:
 //!
 //! ```no_run
 //! use std::process::ExitCode;
@@ -73,8 +73,8 @@ use input::{check, read};
 use overwrite::Reads;
 use verdict::{Failure, Verdict};
 
-/// Runs the command that the process's arguments name. Stacks are built from the layers of `table`. Results
-/// go to the standard output. Diagnostics that `MILLPOND_LOG` selects go to the standard error.
+/// Runs the command in the process's arguments. Stacks are built from the layers of `table`. Results go to
+/// the standard output. Diagnostics that `MILLPOND_LOG` selects go to the standard error.
 ///
 /// If the arguments ask for help or are wrong, the call ends the process.
 pub fn main(table: &LayerTable) -> ExitCode {
@@ -86,12 +86,12 @@ pub fn main(table: &LayerTable) -> ExitCode {
     Verdict::of(result).into()
 }
 
-/// Runs the command in `arguments`, whose first item is the program's name. Results go to `out`, errors go to
-/// the standard error, and diagnostics go to the caller's `tracing` subscriber.
+/// Runs the command in `arguments`, whose first item is the program's name. Results go to `out`. Errors go to
+/// the standard error. Diagnostics go to the caller's `tracing` subscriber.
 ///
 /// # Errors
-/// The help text if the arguments ask for it, or a message if the arguments are wrong. No command has run
-/// then.
+/// If the arguments ask for help, the error is the help text. If the arguments are wrong, it is a message. In
+/// both cases, no command has run.
 pub fn run(
     arguments: impl IntoIterator<Item = OsString>,
     table: &LayerTable,
@@ -102,7 +102,7 @@ pub fn run(
     Ok(Verdict::of(dispatch(&cli, table, is_coloured, out)).into())
 }
 
-/// Runs the command; text for people is in colours if `is_coloured`.
+/// Runs the command. Text for people has colours if `is_coloured`.
 fn dispatch(cli: &Cli, table: &LayerTable, is_coloured: bool, out: impl Write) -> Result<Verdict, Failure> {
     match &cli.command {
         Some(Command::Bench(args)) => bench(args, table, out),
@@ -147,14 +147,14 @@ fn replay(cli: &Cli, table: &LayerTable, mut out: impl Write) -> Result<Verdict,
                 verdict = verdict.max(Verdict::of_stacks(&comparison.stacks, !cli.stacks.is_empty()));
                 reporter.report(&comparison)?;
             }
-            // The other logs are still replayed.
+            // If one log fails, the other logs are still replayed.
             Err(error) => verdict = verdict.max(Verdict::of(Err(error.into()))),
         }
     }
     Ok(verdict)
 }
 
-/// Runs the workloads on each stack and prints how long steps take.
+/// Runs the workloads on each stack, and prints how long their steps take.
 fn bench(args: &BenchArgs, table: &LayerTable, out: impl Write) -> Result<Verdict, Failure> {
     check(&args.stacks, table)?;
     Reads::new(&[], &args.stacks, args.device.as_ref()).refuse()?;
@@ -166,7 +166,7 @@ fn bench(args: &BenchArgs, table: &LayerTable, out: impl Write) -> Result<Verdic
     Ok(Verdict::of_bench(&report))
 }
 
-/// Replays each log with work in flight and prints the figures.
+/// Replays each log with kernels running, and prints the figures.
 fn busy(args: &BusyArgs, table: &LayerTable, out: impl Write) -> Result<Verdict, Failure> {
     let settings = args.settings();
     let stacks = settings.subjects.iter().filter_map(in_flight::Subject::stack);
@@ -194,7 +194,7 @@ fn busy(args: &BusyArgs, table: &LayerTable, out: impl Write) -> Result<Verdict,
                 verdict = verdict.max(Verdict::of_busy(&report));
                 print(&report)?;
             }
-            // The other logs are still replayed.
+            // If one log fails, the other logs are still replayed.
             Err(error) => verdict = verdict.max(Verdict::of(Err(error.into()))),
         }
     }
@@ -224,7 +224,8 @@ fn list_layers(table: &LayerTable, out: &mut impl Write) -> io::Result<()> {
     Ok(())
 }
 
-/// The filter if `MILLPOND_LOG` is not set: errors, and the warnings that building a stack writes.
+/// The filter of diagnostics if `MILLPOND_LOG` is not set: errors, and the warnings that building a stack
+/// writes.
 const USUAL: &str = "error,millpond::stack=warn";
 
 /// Prints the diagnostics that `MILLPOND_LOG` selects to the standard error.

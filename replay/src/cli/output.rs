@@ -8,11 +8,11 @@ use tempfile::NamedTempFile;
 
 use super::verdict::Failure;
 
-/// Writes the output of `body` to a file, as [`to_file`] does. Writes to `out` if there is no path, or it is
-/// `-`.
+/// Writes the output of `body` to a file, as [`to_file`] does. If there is no path, or the path is `-`,
+/// writes to `out`.
 ///
 /// # Errors
-/// The errors of `body`, and of the file with its name.
+/// Returns the errors of `body`, and the errors of the file with its name.
 pub(super) fn write(
     path: Option<&Path>,
     out: impl Write,
@@ -27,7 +27,7 @@ pub(super) fn write(
 /// Writes the output of `body` to a file, as [`replace`] does.
 ///
 /// # Errors
-/// The errors of `body`, and of the file with its name.
+/// Returns the errors of `body`, and the errors of the file with its name.
 pub(super) fn to_file(
     path: &Path,
     body: impl FnOnce(&mut dyn Write) -> io::Result<()>,
@@ -37,12 +37,12 @@ pub(super) fn to_file(
     })
 }
 
-/// Writes the output of `body` to a file. The file keeps its old content until everything is written to
-/// another file in the same folder, which then takes its name. A pipe or a device is written directly, and so
-/// is a file if its folder allows no new file.
+/// Writes the output of `body` to a file. Everything is first written to a new file in the same folder, and
+/// then this file replaces the old one. So an error leaves the old content. A pipe or a device is written
+/// directly. A file is written directly, too, if its folder allows no new file.
 ///
 /// # Errors
-/// The errors of `body`, and of the files.
+/// Returns the errors of `body`, and the errors of the two files.
 pub(super) fn replace(path: &Path, body: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> io::Result<()> {
     let target = fs::canonicalize(path).unwrap_or_else(|_| path.to_path_buf()); // follows a link
     let known = fs::metadata(&target).ok();
@@ -58,7 +58,7 @@ pub(super) fn replace(path: &Path, body: impl FnOnce(&mut dyn Write) -> io::Resu
     Ok(())
 }
 
-/// Returns a new file in the folder, with the permissions of any file that a program creates.
+/// Creates a new file in the folder, with the permissions that any program gives to a new file.
 fn beside(folder: &Path) -> io::Result<NamedTempFile> {
     let mut builder = tempfile::Builder::new();
     builder.prefix(".millpond-");

@@ -1,4 +1,4 @@
-//! Keeps a run from overwriting its own outputs and the logs, profiles and plans that it reads.
+//! Keeps a run from overwriting its own outputs, and the logs, profiles and plans that it reads.
 
 use std::path::{Path, PathBuf};
 
@@ -15,7 +15,7 @@ const READ: [(&str, &str); 1] = [("plan", "file")];
 
 /// The files that a run reads, and the stacks that it builds.
 pub(crate) struct Reads<'a> {
-    /// The logs.
+    /// The paths of the logs.
     pub(crate) logs: &'a [PathBuf],
     /// The profiles of simulated devices.
     pub(crate) profiles: Vec<&'a Path>,
@@ -38,10 +38,10 @@ impl<'a> Reads<'a> {
         Self { logs, profiles: profile.into_iter().collect(), stacks, device: number }
     }
 
-    /// Returns an error if a stack would overwrite a file that the run reads, or an output of another stack.
+    /// Returns an error if a stack would overwrite a file that the run reads, or the output of another stack.
     ///
     /// # Errors
-    /// Names the file, and suggests another one.
+    /// The error names the file, and suggests another file.
     pub(crate) fn refuse(&self) -> Result<()> {
         let mut written: Vec<(&StackSpec, PathBuf)> = Vec::new();
         for stack in self.stacks {
@@ -57,7 +57,7 @@ impl<'a> Reads<'a> {
                     return fail(format!("overwriting {what}"));
                 }
                 if let Some((other, _)) = written.iter().find(|(_, other)| FilePlace::is_same(other, &file)) {
-                    return fail(format!("but {other} writes to this file, too"));
+                    return fail(format!("but {other} also writes to this file"));
                 }
                 if self.logs.len() > 1 && FilePlace::of(&file).is_file() {
                     let why = "for each input log, so only the result of the last log would remain";
@@ -71,11 +71,11 @@ impl<'a> Reads<'a> {
         Ok(())
     }
 
-    /// Returns an error if the run reads this file, or a stack writes to it. `written` names the output, as
-    /// in `the profile`.
+    /// Returns an error if the run reads this file, or if a stack writes to it. `written` names the output,
+    /// as in `the profile`.
     ///
     /// # Errors
-    /// Names the file.
+    /// The error names the file.
     pub(crate) fn refuse_output(&self, written: &str, file: &Path) -> Result<()> {
         if let Some(what) = self.read_from(file)? {
             return Err(destroys(written, file, what));
@@ -113,7 +113,7 @@ impl<'a> Reads<'a> {
         let mut files = self.files(stack, &WRITTEN)?;
         let logs = stack.all_layers().into_iter().filter(|layer| layer.name == "logging");
         let unnamed = logs.filter(|layer| layer.param("file").is_none()).count();
-        // If the variable is missing too, building the stack fails with an error.
+        // If the environment variable is missing, too, building the stack fails with an error.
         if let (1.., Ok(file)) = (unnamed, default_file_name()) {
             let file = FilePath::new(file).resolve(self.device)?;
             files.extend(std::iter::repeat_n(file, unnamed));
@@ -121,7 +121,8 @@ impl<'a> Reads<'a> {
         Ok(files)
     }
 
-    /// Returns the files that the layers of a stack name in these parameters, resolved as the layers do.
+    /// Returns the files that the layers of a stack name in these parameters. The paths are resolved as the
+    /// layers resolve them.
     fn files(&self, stack: &StackSpec, known: &[(&str, &str)]) -> Result<Vec<PathBuf>> {
         let layers = stack.all_layers().into_iter();
         let named = layers.flat_map(|layer| {
@@ -137,7 +138,7 @@ impl<'a> Reads<'a> {
 /// Returns an error if an imported log would overwrite the imported file.
 ///
 /// # Errors
-/// Names the file.
+/// The error names the file.
 pub(crate) fn refuse_import(output: &Path, file: &Path) -> Result<()> {
     if FilePlace::is_same(input(file), output) {
         return Err(destroys("the log", output, "the imported file"));
@@ -148,7 +149,7 @@ pub(crate) fn refuse_import(output: &Path, file: &Path) -> Result<()> {
 /// Returns an error if two outputs of one run are the same file.
 ///
 /// # Errors
-/// Names the file.
+/// The error names the file.
 pub(crate) fn refuse_twice(files: &[&Path]) -> Result<()> {
     for (index, file) in files.iter().enumerate() {
         if files[..index].iter().any(|other| FilePlace::is_same(file, other)) {
@@ -167,7 +168,7 @@ fn destroys(written: &str, file: &Path, what: &str) -> Error {
     ))
 }
 
-/// Returns the file of the standard input for `-`.
+/// Returns the path of a log; for `-`, the path of the standard input.
 fn input(log: &Path) -> &Path {
     if log == Path::new("-") { Path::new("/dev/stdin") } else { log }
 }

@@ -23,16 +23,16 @@ use super::import::{ReportFormat, SourceArgs};
 use super::output;
 use super::verdict::{self, Failure, Verdict};
 
-/// The memory of the device that a plan is tried on: practically unlimited.
+/// The memory of the simulated device on which a plan is tried: practically unlimited.
 const DEVICE_BYTES: u64 = 1 << 44;
 
-/// Computes the least memory that any allocator needs for a file, and places its blocks
+/// Computes the least memory that any allocator needs for a file's requests, and places their blocks
 ///
-/// Reads the same files as `import`. Prints the least memory for two rules: memory is reused in the order of
-/// the host's calls, or streams share no memory. Then prints a placement of the blocks, and its size divided
-/// by the least memory. With --capacity, also answers whether the blocks fit into this capacity: yes (the
-/// placement proves it), no (not with any allocator), or unknown. If the answer is not yes, the exit status
-/// is 1.
+/// Reads the same files as `import`. Prints the least memory under two rules: memory is reused in the order
+/// of the host's calls, or streams share no memory. Then prints a placement, which is an address for each
+/// block, and its size divided by the least memory. With --capacity, also answers whether the blocks fit into
+/// this capacity: yes (the placement proves it), no (no allocator can do it), or unknown. If the answer is
+/// not yes, the exit status is 1.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct PlanArgs {
     #[command(flatten)]
@@ -46,11 +46,12 @@ pub(crate) struct PlanArgs {
     #[arg(long, value_enum, default_value_t, value_name = "RULE")]
     streams: StreamRule,
 
-    /// The alignment of each block in bytes [default: 256; for minimalloc's CSV, the file's, or else 1]
+    /// The alignment of each block in bytes [default: 256; for minimalloc's CSV, the alignment in the file,
+    /// or else 1]
     #[arg(long, value_name = "SIZE", value_parser = alignment)]
     alignment: Option<u64>,
 
-    /// The seconds, with reading, after which the search stops and keeps its best placement
+    /// The seconds after which the search stops and keeps its best placement; reading the file counts, too
     #[arg(long, value_name = "SECONDS", default_value_t = 30)]
     time: u64,
 
@@ -58,10 +59,11 @@ pub(crate) struct PlanArgs {
     #[arg(long, value_name = "N", default_value_t = 0)]
     seed: u64,
 
-    /// Write the placement to this file. If the name ends in .plan, write a plan for the layer `plan`
-    /// (cuda+pool+plan:file=FILE.plan), unless the pool alone takes less. Otherwise write minimalloc's CSV:
-    /// for each block, the positions of its allocation and its free, its size, and its offset; or the rows of
-    /// the file, with offsets, if it is minimalloc's CSV. A file that lacks a part of the program gives none
+    /// Write the placement to this file. A name that ends in .plan gets a plan for the layer `plan`
+    /// (cuda+pool+plan:file=FILE.plan). No plan is written if the pool needs less memory without it. Any
+    /// other name gets minimalloc's CSV: for each block, the positions of its allocation and its free in the
+    /// file, its size, and its offset. If the file itself is minimalloc's CSV, its rows are written with
+    /// offsets. If the file lacks some allocations or frees, nothing is written
     #[arg(long, short = 'o', value_name = "FILE")]
     output: Option<PathBuf>,
 
@@ -73,10 +75,10 @@ pub(crate) struct PlanArgs {
 /// Whether streams share addresses.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug, ValueEnum)]
 enum StreamRule {
-    /// Never: a file does not tell where the program orders its streams
+    /// Never: a file does not show in which order the program's streams run
     #[default]
     Apart,
-    /// In the order of the host's calls; this is right if the program orders its streams before each reuse
+    /// In the order of the host's calls; this is correct if the program orders its streams before each reuse
     HostOrder,
 }
 
@@ -88,11 +90,11 @@ fn alignment(text: &str) -> Result<u64, String> {
     }
 }
 
-/// Returns an error if a plan for the layer `plan` cannot follow the rules.
+/// Returns an error if a plan for the layer `plan` cannot follow the rules of the command line.
 fn refuse_other_rules(args: &PlanArgs, output: &Path) -> Result<(), millpond_core::Error> {
     let shown = output.display();
     let refuse =
-        |what| Err(millpond_core::Error::invalid_argument(format!("{shown}: a layer's plan {what}")));
+        |what| Err(millpond_core::Error::invalid_argument(format!("{shown}: a plan for a layer {what}")));
     if args.streams == StreamRule::HostOrder {
         return refuse("always keeps streams apart; omit --streams");
     }
@@ -102,7 +104,7 @@ fn refuse_other_rules(args: &PlanArgs, output: &Path) -> Result<(), millpond_cor
     Ok(())
 }
 
-/// Returns an error if a plan would lack a part of the program.
+/// Returns an error if the recording lacks some allocations or frees. A plan would lack them, too.
 fn refuse_incomplete(recording: &Recording) -> Result<(), Error> {
     let Some(missing) = recording.missing_part() else { return Ok(()) };
     let (file, what) = (recording.file(), &missing.text);
@@ -110,14 +112,14 @@ fn refuse_incomplete(recording: &Recording) -> Result<(), Error> {
     Err(Error::invalid_argument(format!("{file}: no plan is written, because {why}: {what}")))
 }
 
-/// The most bytes that the pool takes for a recording, without and with a plan.
+/// The most bytes that the pool reserves for a recording, without and with a plan.
 struct Peaks {
     pool: u64,
     planned: u64,
 }
 
 impl Peaks {
-    /// Replays a recording; `None` if a request fails.
+    /// Replays a recording without and with a plan; `None` if a request fails.
     fn of(recording: &Recording, plan: &ProgramPlan) -> millpond_engine::Result<Option<Self>> {
         let program = recording.program(Limits::default())?;
         let peak = |layer: Option<PlanLayer>| -> millpond_engine::Result<Option<u64>> {
@@ -138,7 +140,8 @@ impl Peaks {
     }
 }
 
-/// Writes the placement or the plan. Returns the reason if the plan is worse than none.
+/// Writes the placement or the plan. If the pool needs less memory without the plan, writes nothing and
+/// returns the reason.
 fn write(
     output: &Path,
     recording: &Recording,
@@ -151,8 +154,8 @@ fn write(
     {
         let (pool, planned, shown) = (format_bytes(pool), format_bytes(planned), output.display());
         return Ok(Some(format!(
-            "{shown}: no plan is written, because cuda+pool takes {pool} for this file and {planned} with \
-             the plan; use cuda+pool"
+            "{shown}: no plan is written, because for this file cuda+pool needs {pool} without a plan, and \
+             {planned} with the plan; use cuda+pool"
         )));
     }
     let content = plan.map(ToString::to_string).or_else(|| placed.csv().map(str::to_owned));
@@ -195,7 +198,7 @@ pub(super) fn run(args: &PlanArgs, mut out: impl Write) -> Result<Verdict, Failu
         }
         (None, None) => (Placement::of(&recording, &request.alignment(alignment)).map_err(named)?, None),
     };
-    // No placement fits into the capacity if there is none.
+    // If no placement fits into the capacity, nothing is written.
     let output = args.output.as_deref().filter(|_| placed.height.is_some());
     let refusal =
         output.map(|output| write(output, &recording, &placed, plan.as_ref())).transpose()?.flatten();

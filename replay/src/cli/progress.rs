@@ -7,8 +7,8 @@ use crate::progress::Progress;
 /// The flags of the commands that show progress.
 #[derive(Clone, Copy, Default, Debug, Args)]
 pub(super) struct ProgressArgs {
-    /// Show progress on the standard error from the start. If it is not a terminal, print plain lines
-    /// [default: after 2 s on a terminal, else never; `bench` and `busy`: never]
+    /// Show progress on the standard error from the start; if it is not a terminal, print plain lines
+    /// [default: progress appears after 2 s, on a terminal only; with `bench` and `busy`, it never appears]
     #[arg(long, overrides_with = "no_progress")]
     progress: bool,
 
@@ -18,7 +18,7 @@ pub(super) struct ProgressArgs {
 }
 
 impl ProgressArgs {
-    /// Returns bars that appear when the work takes long, unless the flags say otherwise.
+    /// Returns bars that appear if the work takes long. The flags can change this.
     pub(super) fn usual(self) -> Progress {
         match (self.progress, self.no_progress) {
             (true, _) => Progress::new(true),

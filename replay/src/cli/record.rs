@@ -7,15 +7,15 @@ use millpond_snapshot::record::Framework;
 
 use super::verdict::{Failure, Verdict};
 
-/// Prints the lines to add to a program so that it writes a file for `explain`
+/// Prints the lines that make a program write a file for `explain`
 #[derive(Clone, Debug, Args)]
 pub(crate) struct RecordArgs {
-    /// The framework that allocates the program's memory [default: all]
+    /// The framework that allocates the program's memory [default: print the lines for each framework]
     #[arg(value_enum, value_name = "FRAMEWORK")]
     framework: Option<FrameworkArg>,
 }
 
-/// The frameworks that programs allocate memory with.
+/// The frameworks with which programs allocate memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
 enum FrameworkArg {
     /// PyTorch with its own allocator
@@ -24,7 +24,7 @@ enum FrameworkArg {
     Rmm,
     /// CuPy
     Cupy,
-    /// Any program, under Nsight Systems
+    /// Any program that runs under Nsight Systems
     Nsys,
     /// A program that allocates with millpond
     Millpond,

@@ -19,26 +19,28 @@ use super::overwrite::Reads;
 use super::verdict::{Failure, Verdict};
 use super::{output, suggest};
 
-/// The seconds that the search for a placement takes at most, and the events of files that get none: before
-/// the search, its problem alone takes as long for each million events.
+/// The default of `--plan-time`: the most seconds of the search for a placement. A file with many events gets
+/// no search, because making its problem alone takes as long for each million events.
 const PLAN_TIME: u64 = 5;
 const MANY_EVENTS: usize = 1_000_000;
 
-/// Writes one HTML page about a file: live memory over time, its addresses, and the call stacks that hold it
+/// Writes one HTML page about a file: the live memory over time, its addresses, and the call stacks that hold
+/// it
 ///
 /// Reads the same files as `import`. The page needs no other file and no network. It shows live and reserved
-/// bytes over events or time, failed requests, blocks by address, bytes by call stack, a flame graph for each
-/// instant, sizes by lifetimes, and sums by line. You can search it, show only one frame, and see which lines
-/// keep memory between two events. It also shows where the memory is and what would help, as `explain` does,
-/// and a placement, as `plan` does. The element `summary` of the page holds its summary as JSON.
+/// bytes over events or time, failed requests, blocks by address, bytes by call stack, sizes by lifetime, and
+/// sums by code line. A flame graph shows the live memory at any moment. You can search the page, show only
+/// one stack frame, and see which code lines keep memory between two events. The page also explains what uses
+/// the memory and how to need less, as `explain` does, and shows a placement of the blocks, as `plan` does.
+/// The page's element `summary` holds a summary as JSON.
 ///
-/// Of a file with more than 200,000 blocks, the page has the largest ones, and sums of the others.
+/// If a file has more than 200,000 blocks, the page contains the largest of them, and sums of the others.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct ReportArgs {
     #[command(flatten)]
     source: SourceArgs,
 
-    /// The file of another run, to compare with
+    /// The file of another run, to compare the first file with
     #[arg(value_name = "FILE2")]
     other: Option<PathBuf>,
 
@@ -46,8 +48,8 @@ pub(crate) struct ReportArgs {
     #[arg(long, short = 'o', value_name = "PAGE.html")]
     output: PathBuf,
 
-    /// A stack of resources through which the file is replayed on a simulated device; the page then also
-    /// draws the stack's reserved bytes; can be given several times
+    /// A stack of memory resources; can be given several times. The command replays the file through it on a
+    /// simulated device, and the page also draws the stack's reserved bytes
     #[arg(long = "stack", short = 's', value_name = "SPEC")]
     stacks: Vec<StackSpec>,
 
@@ -56,8 +58,8 @@ pub(crate) struct ReportArgs {
           value_parser = suggest::device)]
     on: DeviceSpec,
 
-    /// The seconds after which the search for a placement stops and keeps the best one; 0 for no placement,
-    /// which is the default for more than a million events; 5 by default for fewer
+    /// The seconds after which the search for a placement stops and keeps its best placement; 0 turns the
+    /// search off [default: 5; for more than a million events, 0]
     #[arg(long, value_name = "SECONDS")]
     plan_time: Option<u64>,
 }

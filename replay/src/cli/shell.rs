@@ -13,7 +13,7 @@ use super::verdict::{Failure, Verdict};
 /// For bash: millpond-replay completions bash > ~/.local/share/bash-completion/completions/millpond-replay
 #[derive(Clone, Debug, Args)]
 pub(crate) struct CompletionsArgs {
-    /// The shell
+    /// The name of the shell
     #[arg(value_enum, value_name = "SHELL")]
     shell: Shell,
 }
@@ -34,7 +34,8 @@ pub(super) fn completions(
 /// Prints a man page, as in `millpond-replay man | man -l -`
 #[derive(Clone, Debug, Args)]
 pub(crate) struct ManArgs {
-    /// The command to describe [default: a summary of all commands, and everything about replaying logs]
+    /// The command to describe [default: a summary of all commands, and the whole description of replaying
+    /// logs]
     #[arg(value_name = "COMMAND")]
     command: Option<String>,
 }

@@ -1,4 +1,4 @@
-//! Suggests a name for a name that does not exist.
+//! Suggests an existing name for a name that does not exist.
 
 use std::path::{Path, PathBuf};
 
@@ -16,10 +16,10 @@ const ALIKE_FILES: f64 = 0.9;
 /// The most files of a folder that are compared with a name.
 const MOST_NEIGHBOURS: usize = 10_000;
 
-/// The devices with a name.
+/// The devices that have a fixed name.
 const DEVICES: [&str; 3] = ["cuda:0", "sim:h200", "sim:a100"];
 
-/// Returns the most similar known name, if one is similar enough.
+/// Returns the known name that is most similar, if its similarity suffices.
 fn nearest<'a>(name: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     nearest_above(ALIKE, name, known)
 }
@@ -30,7 +30,8 @@ fn nearest_above<'a>(least: f64, name: &str, known: impl IntoIterator<Item = &'a
     near.max_by(|(a, _), (b, _)| a.total_cmp(b)).map(|(_, known)| known)
 }
 
-/// Returns words to add to the error of a stack: the layer or parameter that the user probably meant.
+/// Returns a sentence to add to the error of a stack. It names the layer or parameter that the user probably
+/// meant.
 pub(super) fn of_stack(stack: &StackSpec, table: &LayerTable) -> Option<String> {
     stack.all_layers().into_iter().find_map(|layer| {
         let Ok(entry) = table.get(&layer.name) else {
@@ -47,7 +48,7 @@ pub(super) fn of_stack(stack: &StackSpec, table: &LayerTable) -> Option<String> 
     })
 }
 
-/// Returns the subcommand that the user probably meant by a file that does not exist.
+/// If a file does not exist, returns a sentence about the subcommand that the user probably meant.
 pub(super) fn of_file(path: &Path, command: &clap::Command) -> Option<String> {
     let name = path.to_str().filter(|name| !name.contains(['/', '\\', '.']))?;
     if path.exists() {
@@ -58,7 +59,7 @@ pub(super) fn of_file(path: &Path, command: &clap::Command) -> Option<String> {
         return Some(format!("there is no such file; the command `{name}` must come first"));
     }
     nearest(name, known.iter().copied()).map(|name| {
-        format!("there is no such file, but a command with a similar name: did you mean `{name}`?")
+        format!("there is no such file, but there is a command with a similar name: did you mean `{name}`?")
     })
 }
 
@@ -70,8 +71,8 @@ pub(super) fn no_command(name: &str, command: &clap::Command) -> Error {
     Error::invalid_argument(format!("there is no command `{name}`, only {}{meant}", known.join(", ")))
 }
 
-/// Returns an error if nothing is at this path, but a file with a similar name is in the same folder. Without
-/// such a neighbour, opening the file fails with its own error.
+/// If nothing is at this path, returns an error that suggests a file with a similar name in the same folder.
+/// If there is no such file, returns no error, because opening the path fails with its own error.
 pub(super) fn existing(path: &Path) -> Result<(), Error> {
     let meant = if path.exists() { None } else { neighbour(path) };
     meant.map_or(Ok(()), |meant| {
@@ -110,7 +111,7 @@ fn meant_device(text: &str) -> Option<String> {
         format!("cuda:{text}"), // 0
         format!("{text}GiB"),   // sim:8
     ];
-    // Logs contain `sim:0`, the ordinal of a simulated device.
+    // Logs contain `sim:0`, which is the ordinal of a simulated device.
     let likely = if lower == "sim:0" {
         Some(DeviceSpec::SimH200)
     } else if text.contains('/') && !lower.ends_with(".toml") {

@@ -16,23 +16,24 @@ use super::verdict::{Failure, Verdict};
 ///
 /// Reads the same files as `import`, and replays the file on simulated GPUs of different sizes. The requests
 /// of a PyTorch memory snapshot run through models of PyTorch's allocator, with all useful settings. The
-/// requests of any other file run through models of RMM's resources. In both cases, they also run through
-/// millpond's pool.
+/// requests of any other file run through models of RMM's resources. The requests of each file also run
+/// through millpond's pool. Each of these allocators with its settings is a candidate.
 ///
-/// For each candidate, prints the smallest memory in which it serves every request, the number of its stalls
-/// and driver calls, and the time in driver calls. (A stall is a call that waits for the device.) Also prints
-/// the least memory that any allocator needs. The exit status is 1 if no candidate fits into --capacity.
+/// For each candidate, the command prints the smallest memory in which the candidate serves every request. It
+/// also prints the number of stalls (calls that wait for the device) and of driver calls, and the time in
+/// driver calls. At the end, it prints the least memory that any allocator needs. If no candidate fits into
+/// --capacity, the exit status is 1.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct TuneArgs {
     #[command(flatten)]
     source: SourceArgs,
 
-    /// The memory that is available, as in 40GiB; if it is given, the best candidate is the one with the
+    /// The memory that is available, as in 40GiB; with this option, the best candidate is the one with the
     /// fewest stalls in this memory
     #[arg(long, value_name = "SIZE", value_parser = parse_memory)]
     capacity: Option<u64>,
 
-    /// The seconds after which no new replay starts
+    /// The seconds after which the command starts no new replay
     #[arg(long, value_name = "SECONDS", default_value_t = 60)]
     time: u64,
 

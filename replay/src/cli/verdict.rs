@@ -14,18 +14,18 @@ use crate::compare::{StackReport, StackResult};
 /// The style of the word `error` in colours; clap uses the same.
 const ERROR: Style = AnsiColor::Red.on_default().effects(Effects::BOLD);
 
-/// The exit status, mildest first.
+/// The exit statuses, mildest first.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(crate) enum Verdict {
     /// Every stack replayed every log without a failure.
     Fine = 0,
-    /// A stack had failures or could not be built, or a plan does not fit.
+    /// A stack failed or could not be built, a budget is exceeded, or a plan does not fit.
     StackFailed = 1,
     /// A log, a stack's text or the device is wrong, or an output cannot be written.
     BadInput = 2,
 }
 
-/// An error that ends the program, or one log, early.
+/// An error that ends the program early, or only the work on one log.
 #[derive(Debug)]
 pub(crate) enum Failure {
     Input(Box<dyn std::error::Error>),
@@ -33,14 +33,14 @@ pub(crate) enum Failure {
 }
 
 impl Verdict {
-    /// Prints the error, if there is one.
+    /// Prints the error, if there is one. Returns the exit status.
     pub(crate) fn of(result: Result<Self, Failure>) -> Self {
         match result {
             Ok(verdict) => verdict,
-            // The reader closed the output.
+            // The process that read the output has closed it.
             Err(Failure::Output(error)) if error.kind() == io::ErrorKind::BrokenPipe => Self::Fine,
             Err(Failure::Output(error)) => {
-                // This must not have the exit status of a failed comparison.
+                // A failed output has a different exit status from a failed comparison.
                 report(&format!("the results cannot be written: {error}"));
                 Self::BadInput
             }
@@ -51,8 +51,8 @@ impl Verdict {
         }
     }
 
-    /// If the user named the stacks, a failed row of any stack counts. In the standard line-up, it is enough
-    /// if one stack serves the log.
+    /// If the user named the stacks, a failed row of any stack counts. In the standard line-up, it suffices
+    /// that one stack serves the log.
     pub(crate) fn of_stacks(stacks: &[StackReport], named: bool) -> Self {
         let ran = || {
             stacks.iter().filter_map(|stack| match &stack.result {
@@ -136,8 +136,8 @@ impl From<io::Error> for Failure {
 
 /// Prints like `eprintln!`, but does not panic if the standard error is closed.
 pub(super) fn report(message: &str) {
-    // A message may quote a file. Keep its line breaks, and remove control characters that a terminal would
-    // obey.
+    // A message may quote a file. It keeps its line breaks, but loses control characters, which a terminal
+    // would obey.
     let shown: Vec<String> = message.split('\n').map(plain).collect();
     let text = format!("{ERROR}error:{ERROR:#} {}\n", shown.join("\n"));
     // `anstream` drops the colours if the standard error is not a terminal, or if `--color` or NO_COLOR says

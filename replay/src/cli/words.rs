@@ -9,8 +9,8 @@ use clap::{Command, CommandFactory, Parser};
 use super::args::Cli;
 use super::suggest;
 
-/// Parses the words; the first is the program's name. Global flags may come before the name of a command, as
-/// in `--color never explain FILE`.
+/// Parses the words of the command line; the first is the program's name. Global flags may come before the
+/// name of a command, as in `--color never explain FILE`.
 pub(super) fn parse(words: impl IntoIterator<Item = OsString>) -> Result<Cli, clap::Error> {
     let mut command = Cli::command();
     let mut words: Vec<OsString> = words.into_iter().collect();
@@ -21,7 +21,7 @@ pub(super) fn parse(words: impl IntoIterator<Item = OsString>) -> Result<Cli, cl
     })
 }
 
-/// Adds a tip how to make a budget, if `gate` is called without one.
+/// If `gate` is called without a budget, adds a tip that tells the user how to create one.
 fn with_tip(words: &[OsString], mut error: clap::Error) -> clap::Error {
     let is_missing = error.kind() == ErrorKind::MissingRequiredArgument;
     if is_missing && words.get(1).is_some_and(|word| word == "gate") {
@@ -31,7 +31,7 @@ fn with_tip(words: &[OsString], mut error: clap::Error) -> clap::Error {
     error
 }
 
-/// Moves the name of a command before the flags in front of it. Otherwise clap takes the words after a flag
+/// Moves the name of a command before the flags that precede it. Otherwise clap takes the words after a flag
 /// for logs.
 fn name_first(words: &mut [OsString], command: &Command) {
     let mut at = 1;
@@ -52,8 +52,8 @@ fn is_name(word: &OsStr, command: &Command) -> bool {
     command.get_subcommands().any(|known| OsStr::new(known.get_name()) == word)
 }
 
-/// Returns the suggestion if a command's name is misspelt and one of its flags follows, which replaying logs
-/// does not know.
+/// If a command's name is misspelt and one of its own flags follows, returns the suggestion. Replaying logs
+/// does not know this flag.
 fn misspelt(words: &[OsString], error: &clap::Error, command: &Command) -> Option<String> {
     let name = words.get(1).filter(|name| !is_name(name, command)).map(Path::new)?;
     let is_of_flags = error.kind() == ErrorKind::UnknownArgument;

@@ -8,10 +8,10 @@ use millpond_core::misuse::{self, Hook};
 
 type Counts = HashMap<ThreadId, u64>;
 
-/// Counts the refused deallocations of the whole process while it lives. It replaces the previous hook
-/// meanwhile.
+/// Counts the deallocations that resources in this process refuse. While this value lives, it replaces the
+/// previous hook.
 pub(super) struct MisuseCounter {
-    /// By thread, since its stack began.
+    /// The counts of each thread, since its stack began.
     counts: Arc<Mutex<Counts>>,
     /// Whether several stacks run at once, each on its own thread.
     is_by_thread: bool,
@@ -36,7 +36,7 @@ impl MisuseCounter {
         Self { counts, is_by_thread, before }
     }
 
-    /// Begins with the next stack on this thread.
+    /// Restarts the count for the next stack on this thread.
     pub(super) fn begin(&self) {
         let me = thread::current().id();
         locked(&self.counts).retain(|thread, _| self.is_by_thread && *thread != me);

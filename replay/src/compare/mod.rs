@@ -1,7 +1,8 @@
-//! Replays one log through several stacks, each on as fresh a device as possible, and collects the figures.
+//! Replays one log through several stacks, and collects the figures of each stack. Each stack gets as fresh a
+//! device as possible.
 //!
-//! Each stack gets a new simulated device, and stacks replay a long log side by side. All stacks share a GPU;
-//! each is dropped before the next is built.
+//! On simulated devices, each stack gets a new device, and several stacks can replay a long log at the same
+//! time. On a GPU, all stacks use the same GPU, and each stack is dropped before the next one is built.
 
 mod figures;
 mod layers;
@@ -29,45 +30,46 @@ use crate::progress::Progress;
 pub use millpond_engine::DeviceFigures;
 use misuse::MisuseCounter;
 
-/// The fewest operations of a log that is replayed through two stacks at once. A shorter replay takes less
-/// than a second, and its times are better alone.
+/// If a log has at least this many operations, two stacks replay it at once. A shorter replay takes less than
+/// a second, and its times are more accurate without another replay.
 const LONG: u64 = 1 << 20;
 
-/// The most stacks that replay at once. More would need more memory, and the slowest stack takes as long.
+/// The most stacks that replay a log at once. More of them would need more memory, and would not finish
+/// sooner, because the slowest stack takes as long.
 const MOST_AT_ONCE: usize = 2;
 
-/// The results of one log with several stacks, which the reports print.
+/// The results of one log with several stacks. The reports print them.
 #[derive(Clone, Debug, Serialize)]
 #[non_exhaustive]
 pub struct Comparison {
     /// The version of this format.
     pub version: u32,
-    /// The device.
+    /// The device of the replays.
     pub device: DeviceFigures,
-    /// The log.
+    /// The summary of the log.
     pub log: LogSummary,
-    /// The order of the threads: `as-logged`, `free` or `1`.
+    /// The order in which the log's threads ran: `as-logged`, `free` or `1`.
     pub thread_order: String,
     /// The number of times each stack replayed the log.
     pub passes: u32,
-    /// The number of stacks that replayed the log at once.
+    /// How many stacks replayed the log at the same time.
     pub at_once: usize,
-    /// The stacks, in the requested order.
+    /// The stacks with their results, in the requested order.
     pub stacks: Vec<StackReport>,
-    /// Whether the table has other layers than [`layers`].
+    /// Whether the table of layers has other layers than [`layers`].
     #[serde(skip)]
     pub has_own_layers: bool,
 }
 
 impl Comparison {
     /// The version of [`Comparison`] as JSON. It grows when a field is renamed, removed or changes its
-    /// meaning, but not for new fields.
+    /// meaning. It does not grow for new fields.
     pub const VERSION: u32 = 2;
 }
 
 /// Replays `program` through each stack.
 ///
-/// A stack that fails becomes part of the result; the other stacks still run.
+/// If a stack fails, the result contains the failure, and the other stacks still run.
 ///
 /// # Errors
 /// The device cannot be opened.
@@ -85,7 +87,7 @@ pub fn compare(
         stacks => stacks.iter().cloned().map(lineup::Entry::Run).collect(),
     };
     let at_once = at_once(program.summary(), settings, device.simulated).min(entries.len());
-    // One bar stands for stacks that run at once.
+    // Stacks that run at once share one bar.
     let shared = (at_once > 1).then(|| progress.stacks(entries.len(), program, settings.options.passes));
     let misuses = MisuseCounter::install(at_once > 1);
     let report = |entry: lineup::Entry| match entry {
@@ -128,8 +130,8 @@ pub fn compare(
     })
 }
 
-/// Returns how many stacks replay a log at once. Threads of the log need the cores themselves, and stacks on
-/// a GPU would share its memory.
+/// Returns how many stacks replay a log at once. The answer is one if the log's threads need the cores, or if
+/// the stacks would share the memory of a GPU.
 fn at_once(log: &LogSummary, settings: &Settings, is_simulated: bool) -> usize {
     if !is_simulated || settings.options.threads != Threads::One || log.operations < LONG {
         return 1;
@@ -137,8 +139,8 @@ fn at_once(log: &LogSummary, settings: &Settings, is_simulated: bool) -> usize {
     thread::available_parallelism().map_or(1, NonZeroUsize::get).min(MOST_AT_ONCE)
 }
 
-/// Returns the stacks with their numbers. Those that call the driver for each operation take longest and come
-/// first: otherwise the other cores would wait for them at the end.
+/// Returns the stacks with their numbers, the slowest first. A stack that calls the driver for each operation
+/// is slowest. If it came last, the other cores would wait for it.
 fn slowest_first(entries: Vec<lineup::Entry>) -> Vec<(usize, lineup::Entry)> {
     let layers = |entry: &lineup::Entry| match entry {
         lineup::Entry::Run(spec) => spec.layers().len(),

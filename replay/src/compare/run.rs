@@ -35,7 +35,7 @@ pub(super) fn stack(
     match result {
         Ok(figures) => StackResult::Ran(Box::new(figures)),
         Err(error) => {
-            // The report names the stack separately.
+            // The report already names the stack.
             let text = error.to_string().replace(&format!(" in `{spec}`"), "");
             StackResult::Failed { error: text, is_bad_input: is_bad_input(&error) }
         }
@@ -72,9 +72,9 @@ fn build_and_replay(
     Ok(figures)
 }
 
-/// Repeats the requests that had failed when the log was written, in a separate replay, because a stack that
-/// grows for them has other figures afterwards. The `logging` layers belong to the reported replay, so this
-/// replay drops them.
+/// Repeats the requests that had failed when the log was written. This is a separate replay: a stack that
+/// grows for these requests has other figures afterwards. It omits the `logging` layers, because they write
+/// the log of the main replay.
 fn ask_again(
     program: &Program,
     spec: &StackSpec,
@@ -85,7 +85,7 @@ fn ask_again(
         return Ok(None);
     }
     let device = settings.device.open_new()?;
-    // A program may have its own layer of that name.
+    // A program may have its own layer with the name `logging`.
     let has_millponds = table.get("logging").is_ok_and(is_millponds);
     let spec = if has_millponds { &without_logging(spec)? } else { spec };
     let resource = spec.build(table, &device)?;
@@ -93,7 +93,7 @@ fn ask_again(
     Ok(engine::replay(program, &resource, &device, options, &mut ())?.asked_again)
 }
 
-/// Returns the same stack without its `logging` layers, even inside parentheses.
+/// Returns the same stack without its `logging` layers, including layers inside parentheses.
 fn without_logging(spec: &StackSpec) -> millpond_core::Result<StackSpec> {
     let piece = |piece: &Piece| match piece {
         Piece::Text(text) => Ok(Piece::Text(text.clone())),
@@ -109,7 +109,7 @@ fn without_logging(spec: &StackSpec) -> millpond_core::Result<StackSpec> {
     StackSpec::new(layers.collect::<millpond_core::Result<_>>()?)
 }
 
-/// The driver calls so far.
+/// The driver calls up to a moment.
 #[derive(Clone, Debug)]
 struct Moment {
     counts: CallCounts,
@@ -132,14 +132,14 @@ impl Moment {
 #[derive(Clone, Default, Debug)]
 struct Span {
     counts: CallCounts,
-    /// The time on the virtual clock, if there is one. The clock also runs for the replay's own calls, which
-    /// make and synchronise streams outside the measured spans.
+    /// The time on the virtual clock, if there is one. The clock also advances for the replay's own calls,
+    /// which make and synchronise streams. These calls are outside the measured spans.
     ns: u64,
-    /// The time outside of the driver; all time if threads replay at once.
+    /// The time outside of the driver. If threads replay at once, this is the whole time.
     own_ns: u64,
     /// The time inside and outside of the driver.
     total_ns: u64,
-    /// The most bytes taken at one time.
+    /// The most bytes allocated from the driver at one time.
     peak_bytes: u64,
 }
 
@@ -154,9 +154,9 @@ struct StackWatch<'a> {
     pass_began: Moment,
     passes: Vec<Span>,
     calls: u64,
-    /// After the first pass.
+    /// The statistics after the first pass.
     first_statistics: Option<ResourceStatistics>,
-    /// After the last pass.
+    /// The statistics after the last pass.
     statistics: Option<ResourceStatistics>,
 }
 
@@ -251,7 +251,7 @@ impl Watch for StackWatch<'_> {
         let now = Moment::now(self.driver);
         let span = now.since(&self.pass_began);
         let (own_ns, total_ns) = if self.at_once {
-            // Driver time summed over several threads cannot be subtracted from elapsed time.
+            // Driver time is a sum over all threads, so it cannot be subtracted from elapsed time.
             (nanoseconds, nanoseconds)
         } else {
             let own_ns = nanoseconds.saturating_sub(span.counts.total_wall_ns());

@@ -8,11 +8,11 @@ use millpond_engine::Options;
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Settings {
-    /// The device.
+    /// The device of the replay.
     pub device: DeviceSpec,
-    /// The stacks; empty for the [standard line-up](crate::lineup).
+    /// The stacks to replay through. If there are none, the [standard line-up](crate::lineup) is used.
     pub stacks: Vec<StackSpec>,
-    /// The threads and passes.
+    /// The threads, the passes, and whether failed requests are repeated.
     pub options: Options,
 }
 

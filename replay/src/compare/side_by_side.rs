@@ -3,8 +3,8 @@
 use std::sync::{Mutex, PoisonError};
 use std::thread;
 
-/// Runs `task` on each item, on up to `threads` threads, the calling one among them. The items start in their
-/// order, and so come the results.
+/// Runs `task` on each item, on up to `threads` threads. The calling thread is one of them. The items start
+/// in their order, and the results have the same order.
 pub(super) fn run<T: Send, R: Send>(items: Vec<T>, threads: usize, task: impl Fn(T) -> R + Sync) -> Vec<R> {
     let count = items.len();
     let items = Mutex::new(items.into_iter().enumerate());
@@ -16,12 +16,12 @@ pub(super) fn run<T: Send, R: Send>(items: Vec<T>, threads: usize, task: impl Fn
             results.lock().unwrap_or_else(PoisonError::into_inner).push((number, result));
         }
     };
-    // The caller's subscriber may be this thread's alone.
+    // The caller's `tracing` subscriber may be set for this thread only.
     let subscriber = tracing::dispatcher::get_default(Clone::clone);
     thread::scope(|scope| {
         for _ in 1..threads.min(count) {
             let work = || tracing::dispatcher::with_default(&subscriber, work);
-            // Without a thread, the others do its work.
+            // If a thread cannot start, the other threads do its work.
             let _ = thread::Builder::new().name("stack".to_owned()).spawn_scoped(scope, work);
         }
         work();

@@ -1,7 +1,8 @@
-//! The advice of a replay: one sentence for a reader who sees the table for the first time.
+//! The advice of a replay: one sentence that tells a reader of the table which stack to use.
 //!
-//! It rests on reserved bytes and driver calls, because a simulated device and a GPU agree on them. Times
-//! only break ties: a simulated device models them, and small differences are noise on any device.
+//! The advice depends on reserved bytes and driver calls, because these are equal on a simulated device and
+//! on a GPU. Times only break ties: on a simulated device they come from a model, and on any device small
+//! differences are noise.
 
 use millpond_core::{ByteSize, format_bytes};
 use millpond_engine::text::{counted, thousands};
@@ -10,7 +11,7 @@ use millpond_snapshot::peers;
 use super::ran::figures;
 use crate::compare::{Comparison, StackFigures};
 
-/// A stack saves driver calls if it makes fewer than one per this many operations of the log.
+/// A stack saves driver calls if it makes fewer than one call per this many operations of the log.
 const OPERATIONS_A_CALL: u64 = 2;
 
 /// Peaks closer than this ratio count as equal.
@@ -19,7 +20,7 @@ pub(super) const SAME_PEAK: f64 = 1.02;
 /// Calls and times closer than this ratio count as equal.
 pub(super) const SAME_COST: f64 = 1.1;
 
-/// A log with fewer operations says little, because a pool has not found its size yet.
+/// A log with fewer operations supports no advice, because a pool has not yet reached its size.
 const SHORT_LOG: u64 = 1000;
 
 /// The memory of the largest simulated device, in bytes.
@@ -27,15 +28,15 @@ const LARGEST_DEVICE: u64 = 16 << 40;
 
 type Ran<'a> = (&'a str, &'a StackFigures);
 
-/// What to do.
+/// The advice.
 pub(super) struct Advice<'a> {
-    /// One line.
+    /// The sentence, on one line.
     pub(super) text: String,
-    /// The stack that the program should use.
+    /// The stack that the program should use, if the advice names one.
     pub(super) stack: Option<&'a str>,
 }
 
-/// Returns one thing to do; `None` if no stack ran that a program can use.
+/// Returns one recommendation. Returns `None` if no stack ran, or only stacks that programs cannot use.
 pub(super) fn of(comparison: &Comparison) -> Option<Advice<'_>> {
     let ran = comparison.stacks.iter().filter_map(figures).filter(|(_, figures)| figures.is_of_device());
     let ran = ran.map(|(stack, figures)| (stack.spec.as_str(), figures));
@@ -44,7 +45,8 @@ pub(super) fn of(comparison: &Comparison) -> Option<Advice<'_>> {
         return None;
     }
     let served = ran.iter().copied().filter(|(_, figures)| !figures.failed_a_row());
-    // Managed memory serves more than the device has, but from host memory, which is much slower.
+    // Managed memory can serve more bytes than the device has, but it uses host memory for them, which is
+    // much slower.
     let (managed, served): (Vec<Ran<'_>>, Vec<Ran<'_>>) = served.partition(|(spec, _)| is_managed(spec));
     let sparing: Vec<Ran<'_>> = served.iter().copied().filter(|(_, figures)| spares(figures)).collect();
     let log = &comparison.log;
@@ -79,12 +81,12 @@ pub(super) fn has_model(spec: &str) -> bool {
     layers.into_iter().any(|layer| peers::LAYERS.iter().any(|model| model.name == layer))
 }
 
-/// Returns whether a stack stands on managed memory.
+/// Returns whether the base of a stack is managed memory.
 pub(super) fn is_managed(spec: &str) -> bool {
     spec.split(['+', ':']).next().is_some_and(|base| base.trim() == "managed")
 }
 
-/// Returns the advice if only managed memory served the log, because it overflows to host memory.
+/// Returns the advice if only managed memory served the log, because managed memory overflows to host memory.
 fn larger_for_managed(comparison: &Comparison, spec: &str, figures: &StackFigures) -> String {
     let (taken, total) =
         (figures.peak().max(comparison.log.peak_needed_bytes), comparison.device.total_bytes);
@@ -113,8 +115,8 @@ fn use_stack(comparison: &Comparison, (spec, figures): Ran<'_>, plain: Option<Ra
         format!(", and served {served} of {requests} that failed when the log was written")
     });
     format!(
-        "build the program's resource from the text `{spec}`{}: on {} it served this log; it took {} for {} \
-         live, and made {calls}{again}",
+        "build the program's resource from the text `{spec}`{}: on {} this stack served the log, took {} for \
+         {} of live memory, and made {calls}{again}",
         form(comparison, spec),
         comparison.device.spec,
         format_bytes(figures.peak()),
@@ -122,7 +124,7 @@ fn use_stack(comparison: &Comparison, (spec, figures): Ran<'_>, plain: Option<Ra
     )
 }
 
-/// Returns the line that selects a stack, in the form of the framework that wrote the log.
+/// Returns the code line that selects a stack, for the framework that wrote the log.
 fn form(comparison: &Comparison, spec: &str) -> String {
     if comparison.has_own_layers {
         let build = rust(spec, "table");
@@ -146,7 +148,8 @@ fn rust(spec: &str, table: &str) -> String {
     format!("`{spec:?}.parse::<millpond::stack::StackSpec>()?.build(&{table}, &device)?`")
 }
 
-/// Returns the advice if no stack served the log: the closest stack, and a device that would serve it.
+/// Returns the advice if no stack served the log. It names the stack that came closest, and a device that
+/// would suffice.
 fn larger_device(comparison: &Comparison, ran: &[Ran<'_>]) -> String {
     let (log, device) = (&comparison.log, &comparison.device);
     for (bytes, what) in [(log.largest_wanted_bytes, "asks for"), (log.peak_needed_bytes, "needs at least")] {
@@ -159,7 +162,7 @@ fn larger_device(comparison: &Comparison, ran: &[Ran<'_>]) -> String {
     if needed <= device.total_bytes {
         return format!(
             "raise the maximum of the stack, or omit it: {} has room for the log, which needs {} at once, \
-             but no stack here was allowed to use it",
+             but no stack here was allowed to use that much",
             device.spec,
             format_bytes(log.peak_needed_bytes),
         );
@@ -178,7 +181,8 @@ fn larger_device(comparison: &Comparison, ran: &[Ran<'_>]) -> String {
         format!("; `{spec}` came closest, with {failures}{}", short.unwrap_or_default())
     });
     format!(
-        "replay the log with `--device sim:{}` to see how much it needs: no stack served it on {}{closest}",
+        "replay the log with `--device sim:{}` to see how much memory it needs: no stack served it on \
+         {}{closest}",
         ByteSize::Bytes(size.min(LARGEST_DEVICE)),
         device.spec,
     )
@@ -189,8 +193,8 @@ pub(super) fn spares(figures: &StackFigures) -> bool {
     figures.driver.calls_first_pass.saturating_mul(OPERATIONS_A_CALL) < figures.operations
 }
 
-/// Returns the stack with the least memory. Of several with nearly as little, it is the one with the fewest
-/// driver calls; then the fastest; then the one with the fewest layers.
+/// Returns the stack with the least memory. If several stacks need nearly as little, returns the one with the
+/// fewest driver calls. Further ties go to the fastest stack, and then to the stack with the fewest layers.
 fn smallest<'a>(stacks: &[Ran<'a>]) -> Option<Ran<'a>> {
     let near = nearly_least(stacks.to_vec(), SAME_PEAK, |figures| figures.peak() as f64);
     let near = nearly_least(near, SAME_COST, |figures| figures.driver.calls_first_pass as f64);
@@ -198,7 +202,7 @@ fn smallest<'a>(stacks: &[Ran<'a>]) -> Option<Ran<'a>> {
     near.into_iter().min_by_key(|(spec, figures)| (spec.matches('+').count(), figures.peak()))
 }
 
-/// Keeps the stacks whose cost is at most `ratio` times the least one.
+/// Keeps the stacks whose cost is at most `ratio` times the least cost.
 fn nearly_least<'a>(stacks: Vec<Ran<'a>>, ratio: f64, cost: fn(&StackFigures) -> f64) -> Vec<Ran<'a>> {
     let least = stacks.iter().map(|(_, figures)| cost(figures)).fold(f64::INFINITY, f64::min);
     stacks.into_iter().filter(|(_, figures)| cost(figures) <= least * ratio).collect()

@@ -1,4 +1,4 @@
-//! The table that people see first: for each stack what it costs and whether to use it, at one glance.
+//! The short table: it shows what each stack costs, and whether to use the stack.
 
 use std::io::{self, Write};
 
@@ -18,7 +18,7 @@ const LEGEND: &str = "\
 peak taken: the most memory held from the driver at one time; taken / live: peak taken / peak live
 ns/op: time per operation, in the stack and the driver; --details explains the figures";
 
-/// A column: its heading, and the function for its cells.
+/// A column: its heading, and the function that makes its cells.
 type Column = (&'static str, fn(&StackFigures) -> String);
 
 const PEAK: [Column; 2] = [
@@ -26,13 +26,13 @@ const PEAK: [Column; 2] = [
     ("taken / live", |figures| ratio(over_live(figures))),
 ];
 
-/// The further columns for one pass.
+/// The columns that are added if there is one pass.
 const ONCE: [Column; 2] = [
     ("ns/op", |figures| ns_per_op(figures.ns_per_op_first)),
     ("driver calls", |figures| thousands(figures.driver.calls_first_pass)),
 ];
 
-/// The further columns for several passes.
+/// The columns that are added if there are several passes.
 const REPEATED: [Column; 4] = [
     ("ns/op\nfirst pass", |figures| ns_per_op(figures.ns_per_op_first)),
     ("ns/op\nbest pass", |figures| ns_per_op(figures.ns_per_op_best)),
@@ -40,7 +40,7 @@ const REPEATED: [Column; 4] = [
     ("driver calls\nbest pass", |figures| thousands(figures.driver.calls_best_pass)),
 ];
 
-/// Prints at most eight stacks.
+/// Prints the table, with at most eight stacks.
 pub(super) fn write(
     out: &mut impl Write,
     comparison: &Comparison,
@@ -74,7 +74,8 @@ pub(super) fn write(
     writeln!(out, "{LEGEND}")
 }
 
-/// Returns the advised stack and those that served the log with the least memory, in the order of the replay.
+/// Returns the advised stack, and the stacks that served the log with the least memory. They are in the order
+/// of the replay.
 fn shown<'a>(ran: &'a Ran<'a>, advised: Option<&str>) -> Vec<(&'a StackReport, &'a StackFigures)> {
     let mut order: Vec<usize> = (0..ran.len()).collect();
     order.sort_by_key(|&at| {
@@ -86,7 +87,7 @@ fn shown<'a>(ran: &'a Ran<'a>, advised: Option<&str>) -> Vec<(&'a StackReport, &
     order.into_iter().map(|at| ran[at]).collect()
 }
 
-/// Returns why not to use a stack, or what speaks for it.
+/// Returns why the program should not use a stack, or the advantage of the stack.
 fn verdict(stack: &StackReport, figures: &StackFigures, best: Option<&StackFigures>) -> String {
     if figures.misuses_all_passes > 0 {
         return "has a bug: see the note".to_owned();
@@ -121,7 +122,7 @@ fn verdict(stack: &StackReport, figures: &StackFigures, best: Option<&StackFigur
     }
 }
 
-/// Returns the larger peak over the peak of live memory.
+/// Returns the larger peak of reserved bytes divided by the peak of live bytes.
 fn over_live(figures: &StackFigures) -> Option<f64> {
     let ratios = [figures.reserved_over_live_first, figures.reserved_over_live_last];
     ratios.into_iter().flatten().max_by(f64::total_cmp)

@@ -1,5 +1,6 @@
-//! Prints CSV: a header, and one row per stack and log. The columns are the fields of the JSON, flattened. A
-//! cell is empty if there is no figure, and holds only the first line of an error.
+//! Prints CSV: a header, and one row per stack and log. The columns are the fields of the JSON, without
+//! nesting. If there is no figure, the cell is empty. If there is an error, the cell holds only its first
+//! line.
 
 use std::io::{self, Write};
 
@@ -50,7 +51,7 @@ struct Row<'a> {
     first_failure: Option<&'a str>,
     asked_again: Option<u64>,
     asked_again_served: Option<u64>,
-    /// The missing bytes of the first request that fails again.
+    /// How many bytes were missing for the first request that failed again.
     asked_again_missing_bytes: Option<u64>,
     misuses_all_passes: Option<u64>,
     peak_reserved_bytes_first: Option<u64>,
@@ -71,7 +72,7 @@ struct Row<'a> {
     driver_failures: Option<u64>,
     driver_ns_first_pass: Option<u64>,
     driver_ns_best_pass: Option<u64>,
-    /// `mem_alloc=3;mem_free=3`, of the first pass
+    /// The driver calls of the first pass by kind, as in `mem_alloc=3;mem_free=3`.
     driver_calls_by_kind: Option<String>,
     own_stream: Option<u64>,
     ordered: Option<u64>,

@@ -1,4 +1,4 @@
-//! Prints comparisons; one file per format.
+//! Prints comparisons. Each format has its own file.
 
 mod advice;
 mod brief;
@@ -17,14 +17,14 @@ pub use reporter::Reporter;
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 #[non_exhaustive]
 pub enum Format {
-    /// For people: the advice, and what decides between at most eight stacks.
+    /// For people: the advice, and a short table of at most eight stacks.
     #[default]
     Table,
     /// For authors of allocators: all figures as tables.
     Details,
     /// One JSON object per log, each on its own line.
     Json,
-    /// A header, and one row per stack and log.
+    /// CSV: a header, and one row per stack and log.
     Csv,
 }
 

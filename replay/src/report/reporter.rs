@@ -9,6 +9,6 @@ pub trait Reporter {
     /// Prints one comparison.
     ///
     /// # Errors
-    /// Writing fails.
+    /// The report cannot be written.
     fn report(&mut self, comparison: &Comparison) -> io::Result<()>;
 }

@@ -1,5 +1,5 @@
-//! Prints tables for people: a headline for the log, a line with advice, a table with a row for each stack,
-//! and remarks; with details all figures.
+//! Prints tables for people. First comes a headline for the log, then a line with advice, then a table with a
+//! row for each stack, then remarks. With details, all figures are printed.
 
 use std::io::{self, Write};
 
@@ -17,10 +17,10 @@ peak taken: the most memory held from the driver at one time; taken / live: peak
 ns/op: time per operation, in the stack and the driver; calls: driver calls; failures: failed allocations";
 
 const APART_LEGEND: &str =
-    "taken / apart: peak taken / the least for any allocator whose streams share no memory";
+    "taken / apart: peak taken / the least memory for any allocator whose streams share no memory";
 
 const ASKED_AGAIN_LEGEND: &str =
-    "failed then, served now: rows `allocate failure` of the log that the stack serves if asked again";
+    "failed then, served now: rows `allocate failure` of the log that the stack serves in the replay";
 
 /// CUDA does not document how its pools divide memory; docs/book/src/benchmarks.md shows how much they take.
 const DRIVER_POOL_NOTE: &str =
@@ -31,10 +31,10 @@ const DETAILS_HEADER: [&str; 5] =
 
 const LADDER_NOTE: &str = "* own stream / ordered / completed / waited / grown / reclaimed / out of memory";
 
-/// Lines of calls are broken above this width in characters.
+/// Lines of driver calls are broken at this width in characters.
 const LINE_WIDTH: usize = 100;
 
-/// Stacks are equally fast if their times differ by less than this ratio.
+/// Two stacks are equally fast if their times differ by less than this ratio.
 const NOISE: f64 = 1.1;
 
 pub(super) struct TableReporter<W> {
@@ -124,17 +124,17 @@ fn how_replayed(comparison: &Comparison) -> String {
     format!("replayed {times}, {order}{stacks}, on {}", device(comparison))
 }
 
-/// Returns the device's text, name and size, without repetition.
+/// Returns the device's text, name and size, without repetitions.
 fn device(comparison: &Comparison) -> String {
     let (spec, size) = (&comparison.device.spec, format_bytes(comparison.device.total_bytes));
     let name = comparison.device.name.replace(&format!(" with {size}"), "");
     if spec.contains(&size) { format!("{spec} ({name})") } else { format!("{spec} ({name}, {size})") }
 }
 
-/// A column: its heading, and the function for its cells.
+/// A column: its heading, and the function that makes its cells.
 type Column = (&'static str, fn(&StackFigures) -> String);
 
-/// The columns for one pass.
+/// The columns if there is one pass.
 const ONCE: [Column; 5] = [
     ("peak\ntaken", |figures| format_bytes(figures.peak_reserved_bytes_first)),
     ("taken\n/ live", |figures| ratio(figures.reserved_over_live_first)),
@@ -143,7 +143,7 @@ const ONCE: [Column; 5] = [
     ("failures", |figures| thousands(figures.failures)),
 ];
 
-/// The columns for several passes.
+/// The columns if there are several passes.
 const REPEATED: [Column; 9] = [
     ("peak taken\nfirst pass", |figures| format_bytes(figures.peak_reserved_bytes_first)),
     ("/ live", |figures| ratio(figures.reserved_over_live_first)),
@@ -156,10 +156,10 @@ const REPEATED: [Column; 9] = [
     ("failures\nfirst pass", |figures| thousands(figures.failures)),
 ];
 
-/// The column for logs with several streams.
+/// The column that is added for logs with several streams.
 const APART: Column = ("taken\n/ apart", |figures| ratio(figures.reserved_over_apart_first));
 
-/// The column for logs with failed requests.
+/// The column that is added for logs with failed requests.
 const ASKED_AGAIN: Column = ("failed then,\nserved now", |figures| {
     figures.asked_again.as_ref().map_or("-".to_owned(), |asked| {
         format!("{} of {}", thousands(asked.served), thousands(asked.requests))
@@ -220,7 +220,7 @@ fn write_driver_calls(out: &mut impl Write, ran: &Ran<'_>) -> io::Result<()> {
     Ok(())
 }
 
-/// Joins the parts with commas, in lines of at most `width` characters if possible.
+/// Joins the texts with commas, in lines of at most `width` characters if possible.
 fn broken(parts: &[String], width: usize) -> Vec<String> {
     let mut lines = vec![String::new()];
     for (index, part) in parts.iter().enumerate() {
@@ -234,14 +234,14 @@ fn broken(parts: &[String], width: usize) -> Vec<String> {
     lines
 }
 
-/// Writes problems and remarks, one line each. Stacks that failed are reported as errors elsewhere.
+/// Writes problems and remarks, one line each. Failed stacks are reported as errors, not here.
 fn write_notes(out: &mut impl Write, comparison: &Comparison, ran: &Ran<'_>) -> io::Result<()> {
     let mut notes = comparison.log.notes();
     if let Some(ns) = comparison.log.logged_ns_per_op {
         notes.push(format!("when the log was written, a call took {ns:.0} ns"));
     }
     if comparison.device.simulated && !ran.is_empty() {
-        let note = "the device is simulated: driver time is virtual, a stack's own time is real";
+        let note = "the device is simulated: driver time is virtual, and a stack's own time is real";
         notes.push(note.to_owned());
         if ran.iter().any(|(stack, _)| stack.spec.starts_with("cuda_async")) {
             notes.push(DRIVER_POOL_NOTE.to_owned());
@@ -282,13 +282,14 @@ fn add_notes(notes: &mut Vec<String>, spec: &str, figures: &StackFigures) {
     }
     if figures.misuses_all_passes > 0 {
         let count = thousands(figures.misuses_all_passes);
-        notes.push(format!("{spec}: refused deallocations in all passes: {count}; this is a bug"));
+        notes.push(format!("{spec}: refused deallocations in all passes: {count}; each one is a bug"));
     }
 }
 
-/// Names the stacks with the least memory and the least time, and all that tie; times tie within noise. A
-/// stack that failed on the log, or on a request that had failed when the log was written, does not count.
-/// Neither does a stack that took no device memory, because its blocks are host memory.
+/// Names the stacks with the least memory and the least time, including all that tie. Times tie if their
+/// difference is within noise. A stack does not count if it failed on the log, or on a request that had
+/// failed when the log was written. A stack that took no device memory does not count either, because its
+/// blocks are host memory.
 fn winners(ran: &Ran<'_>) -> Option<String> {
     let ran: Vec<_> = ran.iter().filter(|(_, figures)| figures.is_of_device()).collect();
     let served: Vec<_> = ran.iter().filter(|(_, figures)| !figures.failed_a_row()).collect();

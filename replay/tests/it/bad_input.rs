@@ -121,13 +121,13 @@ fn a_truncated_gzip_and_a_truncated_zstd() {
     let zstd = zstd::encode_all(text.as_bytes(), 1).unwrap();
     for packed in [&gzip, &zstd] {
         for length in [5, 15] {
-            with_content(&packed[..length]).fails_with(2, &["log.csv", "cut off; copy it again"]);
+            with_content(&packed[..length]).fails_with(2, &["log.csv", "truncated; copy it again"]);
         }
         for length in [packed.len() / 2, packed.len() - 1] {
             let run = with_content(&packed[..length]);
             assert_eq!(run.status, 0, "{}", run.stderr);
             let note = "note: the rest of the file is missing: ";
-            assert!(run.stdout.contains(note) && run.stdout.contains("cut off"), "{}", run.stdout);
+            assert!(run.stdout.contains(note) && run.stdout.contains("truncated"), "{}", run.stdout);
         }
     }
 }
@@ -142,10 +142,10 @@ fn of_a_truncated_log_what_there_is_is_replayed() {
     let log = folder.write("log.csv", &gzip[..gzip.len() / 2]);
     for flags in [&["-s", "cuda", "-n", "1", "--skip-bad-rows"][..], &["-s", "cuda"]] {
         let report = Run::json(&log, flags);
-        assert!(report["log"]["rest_missing"].as_str().unwrap().contains("cut off"));
+        assert!(report["log"]["rest_missing"].as_str().unwrap().contains("truncated"));
         assert_eq!(report["log"]["skipped_rows"], 0);
         let nothing = folder.write("short.csv", &gzip[..15]);
-        Run::of(&nothing, flags).fails_with(2, &["cut off; copy it again"]);
+        Run::of(&nothing, flags).fails_with(2, &["truncated; copy it again"]);
     }
     let torn = folder.log("1,0,allocate,0x7f00,1024,0\n1,0,free,0x7f00,102");
     let report = Run::json(&torn, &["-s", "cuda"]);

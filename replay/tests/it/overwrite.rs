@@ -87,7 +87,7 @@ fn a_path_that_becomes_the_log() {
     // The ordinal of a simulated device is not known before the stack is built.
     is_refused(&numbered, &[logging(&folder.path("log.{device}.csv"))], None, "leave {device} out");
     let both = [folder.path("a/../new.csv"), folder.path("new{x2e}csv")];
-    is_refused(&log, &both.map(|file| logging(&file)), None, "writes to this file, too");
+    is_refused(&log, &both.map(|file| logging(&file)), None, "also writes to this file");
 }
 
 /// A layer can write other files than logs, and a run reads other files than logs.
@@ -104,7 +104,7 @@ fn other_files_of_layers() {
     is_refused(&log, &[stack], None, "overwriting a plan that this run reads");
     assert_eq!(fs::read_to_string(&plan).unwrap(), "a plan");
     let out = folder.path("out.csv");
-    is_refused(&log, &[arena(&out), logging(&out)], None, "writes to this file, too");
+    is_refused(&log, &[arena(&out), logging(&out)], None, "also writes to this file");
 }
 
 #[test]
@@ -112,9 +112,9 @@ fn two_stacks_that_log_to_one_file() {
     let folder = Folder::new();
     let log = folder.log(&rows(1, 100));
     let out = folder.path("out.csv");
-    is_refused(&log, &[logging(&out), logging(&out)], None, "writes to this file, too");
+    is_refused(&log, &[logging(&out), logging(&out)], None, "also writes to this file");
     let bare = "cuda+logging".to_owned();
-    is_refused(&log, &[bare.clone(), bare], Some(&out), "writes to this file, too");
+    is_refused(&log, &[bare.clone(), bare], Some(&out), "also writes to this file");
     assert!(!out.exists());
 }
 

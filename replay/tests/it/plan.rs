@@ -185,7 +185,8 @@ fn no_plan_is_written_for_streams_that_the_pool_serves_with_less() {
         }
     }
     let refused = run(&["-o", plan.to_str().unwrap()], &folder.log(&rows));
-    refused.fails_with(1, &["no plan is written, because cuda+pool takes 64MiB", "512MiB with the plan"]);
+    let because = "no plan is written, because for this file cuda+pool needs 64MiB";
+    refused.fails_with(1, &[because, "512MiB with the plan"]);
     assert!(refused.stdout.contains("512MiB: if streams share no memory") && !plan.exists());
 }
 

@@ -25,7 +25,7 @@ fn fidelity_is_printed_as_text_and_json() {
         "{}",
         text.stdout
     );
-    assert!(text.stdout.contains("7 of 7 segments given back as recorded"), "{}", text.stdout);
+    assert!(text.stdout.contains("7 of 7 segments returned to the driver as recorded"), "{}", text.stdout);
     let json = run(&["fidelity", "--format", "json", "--limit", "450MiB"], "garbage");
     let json: serde_json::Value = serde_json::from_str(&json.stdout).unwrap();
     assert_eq!(json["model"], "torch:garbage_collection_threshold=0.6,limit=471859200");
@@ -56,7 +56,7 @@ fn a_setting_that_pytorch_does_not_take_is_an_error_with_the_name_of_the_file() 
         if is_read {
             assert_eq!(tuned.status, 0, "{}", tuned.stderr);
         } else {
-            tuned.fails_with(2, &["odd.csv", "`max_split_size` is", "accepts only more than 20 MiB"]);
+            tuned.fails_with(2, &["odd.csv", "`max_split_size` is", "accepts only values above 20 MiB"]);
         }
     }
 }

@@ -1,13 +1,13 @@
-//! The common part of the targets: import a file, write it as a log, and read that again.
+//! The common code of the fuzz targets: imports a file, writes it as a log, and reads the log.
 
 use millpond_snapshot::explain::explain;
 use millpond_snapshot::import::{self, Options};
 use millpond_snapshot::recording::Recording;
 
-/// Imports bytes that begin with `start`, so that a target stays with its format.
+/// Imports bytes that begin with `start`, which keeps a target within its format.
 ///
 /// # Panics
-/// The log of a recording gives another recording.
+/// Panics if the log of a recording does not give another recording.
 pub fn import(start: &[u8], bytes: &[u8]) {
     let file = [start, bytes].concat();
     if let Ok(recording) = import::read("file", file.as_slice(), &Options::default()) {
@@ -15,10 +15,10 @@ pub fn import(start: &[u8], bytes: &[u8]) {
     }
 }
 
-/// Explains a recording, writes it as a log, and compares the two.
+/// Explains a recording, writes it as a log, and imports the log. Compares the two recordings.
 ///
 /// # Panics
-/// The log gives another recording.
+/// Panics if the log does not give another recording.
 pub fn check(recording: &Recording) {
     explain(recording, None);
     let mut log = Vec::new();

@@ -1,4 +1,5 @@
-//! Finds problems with the memory of a program, each with its evidence and lines that help.
+//! Finds problems with the memory of a program. Each problem comes with its evidence, and with lines that
+//! help.
 
 use std::collections::HashMap;
 
@@ -14,22 +15,23 @@ use crate::recording::{EventKind, Id, Moment, Recording, Sums};
 
 const MIB: u64 = 1 << 20;
 
-/// The name of the diagnosis at the peak.
+/// The code of the diagnosis that reports rounding at the peak.
 const ROUNDING: &str = "rounding";
 
-/// Rounding is reported from this share of the active bytes.
+/// Rounding is reported if it makes up at least this share of the active bytes.
 const MUCH_ROUNDING: f64 = 0.05;
 
-/// Held blocks are reported from this share of the active bytes.
+/// Held blocks are reported if they make up at least this share of the active bytes.
 const MUCH_HELD: f64 = 0.05;
 
-/// Growth by changing sizes is reported from this ratio of reserved to active bytes.
+/// Growth is reported if the reserved bytes are at least this multiple of the active bytes.
 const MUCH_RESERVED: f64 = 1.2;
 
-/// With fewer bytes beyond the active ones, the ratio says nothing: a small program's segments.
+/// If fewer bytes than this are reserved but not active, growth is not reported: the segments of a small
+/// program explain them.
 const LEAST_BEYOND: u64 = 64 * MIB;
 
-/// Finds the problem at one moment: why a request failed, or how much rounding takes at the peak.
+/// Finds the problem at one moment: the reason why a request failed, or much rounding at the peak.
 pub(super) fn of_moment(
     recording: &Recording,
     explained: &Explained,
@@ -43,7 +45,7 @@ pub(super) fn of_moment(
     }
 }
 
-/// Returns all diagnoses, the failed requests first. `found` are the diagnoses of the moments.
+/// Returns all diagnoses, the failed requests first. `found` contains the diagnoses of the moments.
 pub(super) fn all(
     recording: &Recording,
     sums: &Sums,
@@ -61,9 +63,9 @@ pub(super) fn all(
     diagnoses
 }
 
-/// Finds far more reserved memory than was ever active.
+/// Finds reserved memory that is far more than the program's active memory ever was.
 fn growth(recording: &Recording, sums: &Sums, peak: &Explained) -> Option<Diagnosis> {
-    // If the beginning is missing, the peak may have been there.
+    // If the beginning of the history is missing, the peak may have been before it.
     if recording.begins_late() {
         return None;
     }
@@ -102,7 +104,7 @@ fn growth(recording: &Recording, sums: &Sums, peak: &Explained) -> Option<Diagno
     })
 }
 
-/// Finds blocks that wait for other streams, at the moment with the most of them.
+/// Finds blocks that wait for other streams, at the moment with the most such memory.
 fn held(recording: &Recording, sums: &Sums, moments: &[Explained]) -> Option<Diagnosis> {
     let mut held_since: HashMap<u64, (u64, Option<u64>, Option<Id>)> = HashMap::new();
     let (mut bytes_now, mut most, mut most_at) = (0_u64, 0, 0);
@@ -141,7 +143,11 @@ fn held(recording: &Recording, sums: &Sums, moments: &[Explained]) -> Option<Dia
             format_bytes(most)
         ),
         evidence: vec![
-            format!("{} waited; the most at event {}", number_of(sums.held_blocks, "free"), most_at + 1),
+            format!(
+                "{} waited; the most memory waited at event {}",
+                number_of(sums.held_blocks, "free"),
+                most_at + 1
+            ),
             format!("together they held {:.3} GiB-seconds of memory", byte_seconds / f64::from(1 << 30)),
         ],
         holders: holders::by_stack(recording, waiting, HOLDERS),
@@ -154,7 +160,7 @@ fn held(recording: &Recording, sums: &Sums, moments: &[Explained]) -> Option<Dia
     })
 }
 
-/// Finds much memory lost to rounding at the peak.
+/// Finds rounding that wastes much memory at the peak.
 fn rounding(recording: &Recording, peak: &Explained, moment: &Moment) -> Option<Diagnosis> {
     let ledger = &peak.ledger;
     let share = ledger.rounding_bytes as f64 / ledger.active_bytes.max(1) as f64;
@@ -172,7 +178,9 @@ fn rounding(recording: &Recording, peak: &Explained, moment: &Moment) -> Option<
         )],
         holders: holders::by_stack(recording, rounded, HOLDERS),
         fixes: vec![
-            "combine many small tensors in one; or unset roundup_power2_divisions, if it is set".to_owned(),
+            "combine many small tensors into one tensor; or unset roundup_power2_divisions, if it is \
+             set"
+            .to_owned(),
         ],
     })
 }

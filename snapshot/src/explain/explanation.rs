@@ -21,54 +21,58 @@ use crate::recording::{Ledger, Source, StateCheck, Sums, Unknown};
 pub struct Explanation {
     /// The version of this format. It grows when a field is renamed, removed or changes its meaning.
     pub version: u32,
-    /// The file.
+    /// The name of the file.
     pub file: String,
-    /// The verdict.
+    /// The verdict: the most important finding, as one sentence.
     pub verdict: Verdict,
     /// The format and details of the file.
     #[serde(flatten)]
     pub source: Source,
-    /// The device.
+    /// The device's number, if the file records it.
     pub device: Option<u32>,
-    /// Whether the device is a simulated one.
+    /// Whether the device is simulated.
     pub is_simulated: bool,
-    /// The counts and sums.
+    /// Counts and sums over the recording.
     pub sums: Sums,
     /// The fewest bytes that any allocator needs for the blocks and the failed requests, if streams reuse
-    /// each other's memory in the order of the host's calls. `None` if all sizes together exceed 64 bits.
+    /// each other's memory in the order of the host's calls. `None` if the sum of all sizes needs more than
+    /// 64 bits.
     pub bound_host_order: Option<u64>,
-    /// The same if streams share no memory.
+    /// The fewest bytes that any allocator needs for the blocks and the failed requests, if streams share no
+    /// memory. `None` if the sum of all sizes needs more than 64 bits.
     pub bound_stream_safe: Option<u64>,
-    /// How the live blocks after the last event compare with the state of memory in the file, if the file has
-    /// one.
+    /// The result of comparing the live blocks after the last event with the state of memory in the file.
+    /// `None` if the file has no such state.
     pub state_check: Option<StateCheck>,
-    /// The explained moments: the peak, the failed requests (the first nine and the last), and the end. If
-    /// the file has no events between the failed requests, only these.
+    /// The explained moments: the peak, the failed requests (the first nine and the last one), and the end.
+    /// If the file has no events between the failed requests, only the failed requests are explained.
     pub moments: Vec<Explained>,
-    /// The problems that the evidence shows; empty if there are none.
+    /// The problems that the recording shows evidence of; empty if there are none.
     pub diagnoses: Vec<Diagnosis>,
-    /// The gaps of the recording.
+    /// The data that the recording lacks.
     pub not_known: Vec<Unknown>,
-    /// The lines to add to the program so that it records the missing data; `None` if they would add nothing.
+    /// The lines to add to the program, so that it records the missing data. `None` if such lines would add
+    /// no data.
     pub lines_to_record: Option<&'static str>,
 }
 
-/// The verdict on a recording. Each recording has exactly one.
+/// The verdict on a recording. Each recording has exactly one verdict.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 #[non_exhaustive]
 pub struct Verdict {
-    /// A name for programs, such as `oom_fragmentation`; the codes of failed requests start with `oom_`.
+    /// A name that programs can test, such as `oom_fragmentation`. The codes of failed requests start with
+    /// `oom_`.
     pub code: &'static str,
     /// The verdict as a sentence, with the figures that support it.
     pub sentence: String,
 }
 
-/// The reason why a moment is explained.
+/// Why a moment is explained.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum Occasion {
-    /// The most requested bytes were live.
+    /// More requested bytes were live than at any other moment.
     Peak,
     /// A request failed.
     Failure,
@@ -80,36 +84,37 @@ pub enum Occasion {
 #[derive(Clone, Debug, Serialize)]
 #[non_exhaustive]
 pub struct Explained {
-    /// The occasion.
+    /// The occasion: why this moment is explained.
     pub occasion: Occasion,
     /// The memory at this moment, by its use.
     #[serde(flatten)]
     pub ledger: Ledger,
     /// The size of the failed request in bytes.
     pub wanted_bytes: Option<u64>,
-    /// The user's line that made the failed request, if the source records the call stack.
+    /// The user's code line that made the failed request, if the source records the call stack.
     pub wanted_by: Option<String>,
-    /// The free bytes of the device, if the source records them.
+    /// The free bytes of the device, if the source records this number.
     pub device_free_bytes: Option<u64>,
-    /// The bytes of the device that are neither the allocator's nor free: the context, libraries and other
-    /// processes. `None` unless the device's size is given and the source records its free memory.
+    /// The bytes of the device that are neither free nor reserved by the allocator: the CUDA context,
+    /// libraries and other processes use them. `None` unless the device's size is given and the source
+    /// records its free memory.
     pub outside_bytes: Option<u64>,
     /// The call stacks whose blocks hold the most memory.
     pub holders: Vec<Holder>,
 }
 
-/// A problem that the evidence in a recording shows.
+/// A problem that the recording shows evidence of.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 #[non_exhaustive]
 pub struct Diagnosis {
-    /// A name for programs, such as `fragmentation`.
+    /// A name that programs can test, such as `fragmentation`.
     pub code: &'static str,
-    /// The problem, in one sentence.
+    /// The problem, as one sentence.
     pub what: String,
-    /// The evidence in the recording, one sentence each.
+    /// The evidence in the recording, as sentences.
     pub evidence: Vec<String>,
     /// The call stacks whose blocks cause the problem.
     pub holders: Vec<Holder>,
-    /// Changes that would help: lines to paste, or advice to follow.
+    /// Changes that would help: code lines to paste, or advice.
     pub fixes: Vec<String>,
 }

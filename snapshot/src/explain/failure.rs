@@ -16,20 +16,20 @@ use crate::recording::{EventKind, LiveBlock, Moment, Recording, Segment};
 
 const MIB: u64 = 1 << 20;
 
-/// The code of a failed request whose cause is not in the file.
+/// The code of a failed request whose cause the file does not record.
 const UNEXPLAINED: &str = "unexplained";
 
-/// No device has so much memory, in bytes.
+/// More bytes than any device has.
 pub(super) const BEYOND_ANY_DEVICE: u64 = 16 << 40;
 
-/// With at least this number of live blocks of one line, the program may keep old ones by accident.
+/// If one code line has at least this number of live blocks, the program may keep old blocks by accident.
 const MANY_BLOCKS: u64 = 8;
 
-/// Memory that only grows counts as kept if the program frees at least one of this many blocks. A program
-/// that only loads data frees fewer.
+/// Live memory that only grows counts as kept if the program frees at least one in this many blocks. A
+/// program that only loads data frees fewer blocks.
 const LEAST_FREES: u64 = 4;
 
-/// The most bytes that CUDA's context and a few libraries usually take.
+/// The most bytes that CUDA's context and a few libraries usually use.
 const OF_CUDA: u64 = 2 << 30;
 
 /// Explains why a request failed. `device_bytes` is the size of the device, if it is known.
@@ -63,7 +63,7 @@ pub(super) fn explained(
     )];
     if let Some(free) = explained.device_free_bytes {
         let limit = match from_the_driver(wanted) <= free {
-            true => ", but a limit of the process may forbid their use",
+            true => ", but a memory limit of the process may forbid using it",
             false => "",
         };
         evidence.push(format!("the device had {} free{limit}", bytes(free)));
@@ -76,21 +76,21 @@ pub(super) fn explained(
         });
     }
     if wanted <= unused {
-        // An allocator gives back whole segments before it fails, except segments of private pools.
+        // Before an allocator fails, it frees whole segments, except segments of private pools.
         return Some(match ledger.pinned_bytes {
             0 => other_pool(recording, explained, moment, wanted, evidence),
             _ => fragmentation(recording, explained, moment, evidence),
         });
     }
     let Some(free) = explained.device_free_bytes else {
-        let what = "how much memory the device had free is not recorded, so the cause is not known";
+        let what = "the file does not record how much memory the device had free, so the cause is not known";
         let fixes = less_fragmentation(recording);
         return Some(with_holders(UNEXPLAINED, what.to_owned(), evidence, explained, fixes));
     };
     let asked = from_the_driver(wanted);
     if asked <= free {
         let free = bytes(free);
-        let what = format!("the device had {free} free, but a limit of the process forbade their use");
+        let what = format!("the device had {free} free, but a memory limit of the process forbade using it");
         let fixes = [vec![raise_limit(recording)], less_fragmentation(recording)].concat();
         return Some(with_holders("limit", what, evidence, explained, fixes));
     }
@@ -104,7 +104,7 @@ pub(super) fn explained(
     Some(does_not_fit(recording, explained, wanted, short, evidence))
 }
 
-/// Explains a request for which the bytes that rounding adds to live blocks would suffice.
+/// Explains a failed request that would have succeeded without the bytes that rounding adds to live blocks.
 fn lost_to_rounding(
     recording: &Recording,
     explained: &Explained,
@@ -126,7 +126,7 @@ fn lost_to_rounding(
     with_holders("lost_to_rounding", what, evidence, explained, fixes)
 }
 
-/// Returns changes of the program that make it fit, as far as its stacks tell.
+/// Returns changes with which the program would fit, as far as the call stacks show them.
 fn savings(recording: &Recording, explained: &Explained) -> Vec<String> {
     let mut fixes = vec![
         "use less memory in the code that holds the most: a smaller batch, checkpointing, offloading"
@@ -155,15 +155,15 @@ fn savings(recording: &Recording, explained: &Explained) -> Vec<String> {
         (explained.device_free_bytes, explained.ledger.reserved_bytes, explained.outside_bytes)
     {
         fixes.push(format!(
-            "this process reserved or could still get {}: if the device is much larger, another process or a \
-             library holds the rest: look with `nvidia-smi`",
+            "this process reserved or could still get {} in all; if the device is much larger, another \
+             process or a library holds the rest: look with `nvidia-smi`",
             format_bytes(free.saturating_add(reserved))
         ));
     }
     fixes
 }
 
-/// Returns a diagnosis with the stacks that held memory.
+/// Returns a diagnosis with the call stacks that held memory.
 fn with_holders(
     code: &'static str,
     what: String,
@@ -174,7 +174,8 @@ fn with_holders(
     Diagnosis { code, what, evidence, holders: explained.holders.clone(), fixes }
 }
 
-/// Explains a request that would fail even if the allocator wasted nothing; `short` bytes are missing.
+/// Explains a request that would fail even if the allocator wasted no memory. `short` is the number of
+/// missing bytes.
 fn does_not_fit(
     recording: &Recording,
     explained: &Explained,
@@ -187,7 +188,7 @@ fn does_not_fit(
         explained.outside_bytes.filter(|outside| *outside >= OF_CUDA.saturating_add(short.max(1)))
     {
         let outside = bytes(outside);
-        evidence.push(format!("{outside} of the device are used outside of the allocator"));
+        evidence.push(format!("{outside} of the device's memory are used outside of the allocator"));
         let what = format!(
             "the request was {} short, and {outside} were used outside of the allocator: by another process, \
              or by libraries",
@@ -208,13 +209,13 @@ fn does_not_fit(
     );
     let mut fixes = savings(recording, explained);
     if grew.is_some() && fixes.len() > 1 {
-        // The blocks that the program keeps come first.
+        // Blocks that the program keeps are named first.
         fixes.swap(0, 1);
     }
     with_holders("does_not_fit", what, evidence, explained, fixes)
 }
 
-/// Names a failed request.
+/// Describes a failed request.
 fn request(recording: &Recording, explained: &Explained, wanted: u64) -> String {
     let request = format!("a request for {}", format_bytes(wanted));
     match recording.has_sums_only() {
@@ -223,7 +224,7 @@ fn request(recording: &Recording, explained: &Explained, wanted: u64) -> String 
     }
 }
 
-/// Explains a failed request of a source that does not record the allocator's reserved bytes.
+/// Explains a failed request if the source does not record the allocator's reserved bytes.
 fn without_segments(
     recording: &Recording,
     explained: &Explained,
@@ -259,18 +260,18 @@ fn without_segments(
                 bytes(needed),
                 bytes(device)
             ),
-            "use less memory at once: a smaller batch, smaller parts".to_owned(),
+            "use less memory at once, for example with a smaller batch".to_owned(),
         ),
         (None, _) if !is_live_known => (
             UNEXPLAINED,
-            "the file does not record what was live, so the cause is not known".to_owned(),
+            "the file does not record the live memory, so the cause is not known".to_owned(),
             "if the pool has a maximum size, raise it".to_owned(),
         ),
         (None, Some(device)) => (
             UNEXPLAINED,
             format!(
-                "{} would have sufficed, and the device has {}: the allocator's waste, a limit of the \
-                 allocator, or another user of the device took the rest",
+                "{} would have sufficed, and the device has {}: the allocator wasted the rest or was \
+                 limited, or another process used it",
                 bytes(needed),
                 bytes(device)
             ),
@@ -290,7 +291,7 @@ fn without_segments(
     with_holders(code, what, evidence, explained, vec![fix])
 }
 
-/// Returns `max_split_size` if it forbids the use of a free segment that would hold a request.
+/// If `max_split_size` forbids the use of a free segment that would hold a request, returns `max_split_size`.
 fn unsplit(recording: &Recording, explained: &Explained, moment: &Moment, wanted: u64) -> Option<u64> {
     let max_split = Settings::of(recording).ok()?.max_split;
     let failed = recording.event(explained.ledger.event as usize)?;
@@ -304,7 +305,7 @@ fn unsplit(recording: &Recording, explained: &Explained, moment: &Moment, wanted
     (wanted < max_split && wholly_free(moment).any(forbids)).then_some(max_split)
 }
 
-/// Explains a failed request that `max_split_size` kept from a free segment.
+/// Explains a failed request for which `max_split_size` forbade the use of a free segment.
 fn max_split_size(explained: &Explained, max_split: u64, evidence: Vec<String>) -> Diagnosis {
     let (largest, max_split) = (format_bytes(explained.ledger.largest_free_bytes), format_bytes(max_split));
     Diagnosis {
@@ -318,8 +319,8 @@ fn max_split_size(explained: &Explained, max_split: u64, evidence: Vec<String>) 
     }
 }
 
-/// Returns how much PyTorch asks the driver for at a request: a segment of 2 MiB or 20 MiB, or the request's
-/// own size in pages of 2 MiB.
+/// Returns how many bytes PyTorch requests from the driver for a request: a segment of 2 MiB or 20 MiB, or
+/// the request's own size in pages of 2 MiB.
 fn from_the_driver(wanted: u64) -> u64 {
     match wanted {
         ..=MIB => 2 * MIB,
@@ -328,7 +329,7 @@ fn from_the_driver(wanted: u64) -> u64 {
     }
 }
 
-/// Explains a failed request although enough memory was free.
+/// Explains why a request failed although enough memory was free.
 fn other_pool(
     recording: &Recording,
     explained: &Explained,
@@ -342,12 +343,12 @@ fn other_pool(
     let largest = format_bytes(ledger.largest_free_bytes);
     let what = if is_one_piece {
         format!(
-            "{largest} were free in one piece, but this request could not use that piece, which belongs to \
-             another pool or stream"
+            "{largest} were free in one piece, but that piece belongs to another pool or stream, so this \
+             request could not use it"
         )
     } else {
         let free = format_bytes(ledger.wholly_free_bytes);
-        format!("{free} were free in whole segments, but they belong to other pools or streams")
+        format!("{free} were free in whole segments, but these segments belong to other pools or streams")
     };
     let share = "share one graph pool among graphs that never run at the same time: \
                  torch.cuda.graph(graph, pool=other.pool())";
@@ -372,13 +373,14 @@ fn other_pool(
     }
 }
 
-/// Returns the blocks of other streams in partly free segments: they keep this memory for their stream.
+/// Returns the blocks of other streams in partly free segments. These blocks keep the free memory around them
+/// for their stream.
 fn of_others<'a>(recording: &Recording, explained: &Explained, moment: &'a Moment) -> Vec<&'a LiveBlock> {
     let stream = recording.event(explained.ledger.event as usize).map(|event| recording.lane(event).stream);
     pinning(moment).0.into_iter().filter(|block| Some(block.lane.stream) != stream).collect()
 }
 
-/// Explains a failed request for which the free memory would suffice in one piece.
+/// Explains a failed request for which the free memory would have sufficed if it had been in one piece.
 fn fragmentation(
     recording: &Recording,
     explained: &Explained,
@@ -414,12 +416,13 @@ fn fragmentation(
     }
 }
 
-/// Returns the segments without blocks.
+/// Returns the segments that hold no blocks.
 fn wholly_free(moment: &Moment) -> impl Iterator<Item = &Segment> {
     moment.segments().iter().filter(|segment| moment.blocks_in(segment).is_empty())
 }
 
-/// Returns the free segments as blocks, each with the stack that made the allocator take it.
+/// Returns the free segments as blocks. Each one has the call stack of the request for which the allocator
+/// reserved the segment.
 fn takers(recording: &Recording, explained: &Explained, moment: &Moment) -> Vec<LiveBlock> {
     let mut free: HashMap<u64, &Segment> =
         wholly_free(moment).map(|segment| (segment.address, segment)).collect();
@@ -463,7 +466,8 @@ fn pools(moment: &Moment, wanted: u64) -> Vec<String> {
     lines
 }
 
-/// Returns the bytes of blocks. The sum saturates, because a file may contain any numbers.
+/// Returns the sum of the blocks' bytes. A sum that overflows becomes the largest number, because a file may
+/// contain any numbers.
 fn sum_of<'a>(blocks: impl IntoIterator<Item = &'a (impl Borrow<LiveBlock> + 'a)>) -> u64 {
     blocks.into_iter().fold(0, |sum, block| sum.saturating_add(block.borrow().rounded_bytes))
 }
@@ -479,7 +483,7 @@ fn pinning(moment: &Moment) -> (Vec<&LiveBlock>, u64) {
             pinning.extend(blocks);
         }
     }
-    // A block may cross from one mapped range into the next.
+    // A block may extend from one mapped range into the next.
     pinning.dedup_by_key(|block| block.address);
     (pinning, segments)
 }

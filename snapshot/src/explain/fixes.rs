@@ -1,14 +1,14 @@
-//! The lines that help, in the words of the program's allocator.
+//! The code lines and settings that help, in the form that the program's allocator expects.
 
 use crate::recording::{Recording, Source};
 
-/// The allocator of a recorded program.
+/// The allocator that a recorded program used.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Allocator {
     PyTorch,
     /// The allocator of TensorFlow and XLA.
     Bfc,
-    /// A stack of ours, also under PyTorch.
+    /// A stack of millpond, also under PyTorch.
     Millpond,
     RmmPool,
     Unknown,
@@ -39,7 +39,7 @@ pub(super) fn less_fragmentation(recording: &Recording) -> Vec<String> {
     match allocator {
         Allocator::Millpond if is_on => vec![order.to_owned()],
         Allocator::Millpond => {
-            vec!["let the pool map physical pages: a pool directly on `cuda`, without pages=off".to_owned()]
+            vec!["let the pool map physical pages: build it directly on `cuda`, without pages=off".to_owned()]
         }
         Allocator::Bfc => {
             vec!["TF_GPU_ALLOCATOR=cuda_malloc_async, which TensorFlow and JAX read".to_owned()]

@@ -1,4 +1,4 @@
-//! The stacks that hold memory.
+//! The call stacks that hold memory.
 
 use std::collections::HashMap;
 
@@ -7,38 +7,38 @@ use serde::Serialize;
 use crate::frames::{Folded, Key, Kind, UserStack};
 use crate::recording::{Id, LiveBlock, Recording};
 
-/// How many stacks are named together.
+/// The most call stacks that are named together.
 pub(super) const HOLDERS: usize = 5;
 
-/// How many frames of a stack are in `stack` at most.
+/// The most frames that the field `stack` has.
 const FRAMES: usize = 8;
 
-/// The blocks of one call stack at one moment. Call stacks that differ only in the frames of PyTorch, of
-/// libraries and of the interpreter count as one.
+/// The blocks of one call stack at one moment. If call stacks differ only in the frames of PyTorch, of
+/// libraries or of the interpreter, they count as one.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 #[non_exhaustive]
 pub struct Holder {
-    /// The bytes, as the allocator rounded them.
+    /// The size of the blocks in bytes, as the allocator rounded it.
     pub bytes: u64,
     /// The number of blocks.
     pub blocks: u64,
-    /// The line that a person should read first. It is the innermost line of the user's code, as in
-    /// `train.py:20 in attention`, or else another line or an operator. If there is no call stack, it is the
-    /// reason.
+    /// The code line that a person should read first. It is the innermost line of the user's code, as in
+    /// `train.py:20 in attention`. If the user's code has no line, it is another line or an operator. If
+    /// there is no call stack, it is the reason why.
     pub lead: String,
-    /// The modules whose `forward` functions lead to the blocks, outermost first, as in `GPT.forward >
-    /// Block.forward`. If the frames do not show the classes, modules are named by their lines. If there is
-    /// no module, the file of the optimizer.
+    /// The modules whose `forward` functions lead to the blocks, the outermost first, as in `GPT.forward >
+    /// Block.forward`. If the frames do not show the classes, the modules are named by their code lines. If
+    /// there is no module, this is the file of the optimizer.
     pub module_path: Option<String>,
     /// Whether the backward pass allocated the blocks.
     pub in_backward: bool,
     /// The number of different call stacks. The fields below describe the call stack with the most bytes.
     pub stacks: u64,
-    /// The frames, innermost first, at most eight; empty if the source does not record them.
+    /// At most eight frames, the innermost first; empty if the source does not record them.
     pub stack: Vec<String>,
-    /// All frames, innermost first.
+    /// All frames, the innermost first.
     pub frames: Vec<HolderFrame>,
-    /// The lines of the user, innermost first, the lead included.
+    /// The code lines of the user, the innermost first. The lead is one of them.
     #[serde(skip)]
     pub(super) shown: Vec<String>,
     /// How many frames are not in `shown`.
@@ -46,38 +46,38 @@ pub struct Holder {
     pub(super) folded: Folded,
 }
 
-/// A frame of a holder.
+/// A frame in the call stack of a holder.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 #[non_exhaustive]
 pub struct HolderFrame {
-    /// The function.
+    /// The name of the function.
     pub function: String,
-    /// The file.
+    /// The path of the file.
     pub file: String,
-    /// The line, counted from 1; 0 if it is not known.
+    /// The number of the line, counted from 1; 0 if the line is not known.
     pub line: u64,
-    /// Whose code it is.
+    /// Whose code the frame runs.
     pub kind: Kind,
 }
 
-/// The parts that the stacks of a holder have in common.
+/// The part that all call stacks of a holder have in common.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 enum Common<'a> {
     Key(Key<'a>),
-    /// No stack, for this reason.
+    /// There is no call stack, for this reason.
     Without(&'static str),
 }
 
-/// The blocks of the stacks with something in common.
+/// The blocks whose call stacks have a part in common.
 #[derive(Default)]
 struct Sum {
     bytes: u64,
     blocks: u64,
-    /// The stacks, and the bytes of each.
+    /// The call stacks, and the bytes of each one.
     stacks: Vec<(Option<Id>, u64)>,
 }
 
-/// Returns the stacks that hold the most bytes of these blocks.
+/// Returns the call stacks that hold the most bytes of these blocks.
 pub(super) fn by_stack<'a>(
     recording: &Recording,
     blocks: impl IntoIterator<Item = &'a LiveBlock>,
@@ -107,7 +107,7 @@ pub(super) fn by_stack<'a>(
     sums.into_iter().map(|(common, sum)| holder(recording, &common, sum)).collect()
 }
 
-/// Describes the blocks of stacks with something in common.
+/// Describes blocks whose call stacks have a part in common.
 fn holder(recording: &Recording, common: &Common<'_>, mut sum: Sum) -> Holder {
     sum.stacks.sort_unstable_by_key(|&(stack, bytes)| (std::cmp::Reverse(bytes), stack));
     let largest = sum.stacks.first().and_then(|&(stack, _)| stack);

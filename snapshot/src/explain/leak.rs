@@ -8,20 +8,20 @@ use super::explanation::Diagnosis;
 use super::holders::{self, HOLDERS};
 use crate::recording::{EventKind, Id, LiveBlock, Recording};
 
-/// How many ends of a phase show a leak, and how many before them do not count.
+/// A leak shows in the ends of at least `PHASES` phases. The first `WARM_UP` phases do not count.
 const PHASES: usize = 4;
 const WARM_UP: usize = 2;
 
-/// A leak grows by at least this share of the live bytes, over all phases.
+/// Over all phases, a leak grows by at least this share of the live bytes.
 const MUCH_GROWTH: f64 = 0.01;
 
 /// A recording without phases is divided into this many equal parts.
 const PARTS: usize = 10;
 
-/// The first parts do not count: the program still builds what it keeps.
+/// The first of these parts do not count, because the program is still building data that it keeps.
 const FIRST_PARTS: usize = 3;
 
-/// Fewer events in a part say nothing.
+/// A part with fewer events than this shows nothing.
 const LEAST_EVENTS: usize = 20;
 
 /// Without phases, a leak makes up at least this share of the live bytes.
@@ -31,12 +31,12 @@ const LEAST_SHARE: f64 = 0.25;
 const KEPT: &str = "check which objects the code of these call stacks keeps: a list of losses without \
                     .item(), a cache, a hook";
 
-/// Finds a leak: live memory that grows with each phase, or in each part of the recording.
+/// Finds a leak as live memory that grows with each phase, or in each part of the recording.
 pub(super) fn found(recording: &Recording) -> Option<Diagnosis> {
     by_phase(recording).or_else(|| by_part(recording))
 }
 
-/// Finds a leak: live memory that grows at each end of a phase.
+/// Finds a leak as live memory that is larger at the end of each phase.
 fn by_phase(recording: &Recording) -> Option<Diagnosis> {
     let mut ends: HashMap<Id, Vec<(usize, u64)>> = HashMap::new();
     for (number, (event, bytes)) in recording.live_bytes().enumerate() {
@@ -58,7 +58,7 @@ fn by_phase(recording: &Recording) -> Option<Diagnosis> {
         code: "leak",
         what: format!("live memory grows with each `{name}`: a leak"),
         evidence: vec![format!(
-            "it grew in each of {}, from {} to {}",
+            "live memory grew in each of {}, from {} to {}",
             ends.len(),
             format_bytes(first.1),
             format_bytes(last.1)
@@ -68,17 +68,18 @@ fn by_phase(recording: &Recording) -> Option<Diagnosis> {
     })
 }
 
-/// The blocks of a part of the recording.
+/// The blocks of one part of the recording.
 #[derive(Clone, Copy)]
 struct Part {
-    /// The fewest bytes live at one time.
+    /// The fewest bytes that were live at one time in the part.
     low: u64,
     allocations: u64,
     frees: u64,
 }
 
-/// Returns the lows of live memory in the first and the last part that count, if each part's low is above the
-/// previous one, and the program frees at least one of `frees_of` blocks that it allocates.
+/// Computes the low of each part: its fewest live bytes. If each low is above the previous one, and the
+/// program frees at least one in `frees_of` blocks that it allocates, returns the lows of the first and the
+/// last part that count.
 pub(super) fn growth(recording: &Recording, frees_of: u64) -> Option<(u64, u64)> {
     let events = recording.len();
     if events < PARTS * LEAST_EVENTS {
@@ -102,8 +103,9 @@ pub(super) fn growth(recording: &Recording, frees_of: u64) -> Option<(u64, u64)>
     (rises && frees && is_much()).then_some((first, last))
 }
 
-/// Finds a leak by the lows of live memory: each part's low is above the previous one, although the program
-/// frees at least half as many blocks as it allocates. A program that only loads data frees fewer.
+/// Finds a leak by the low of each part, which is its fewest live bytes. Each low is above the previous one,
+/// although the program frees at least half as many blocks as it allocates. A program that only loads data
+/// frees fewer blocks.
 fn by_part(recording: &Recording) -> Option<Diagnosis> {
     let (first, last) = growth(recording, 2)?;
     let events = recording.len();

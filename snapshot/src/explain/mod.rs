@@ -1,8 +1,9 @@
-//! Explains where the memory of a recorded program is: at its peak, at each failed request, and at its end.
+//! Explains what uses the memory of a recorded program: at its peak, at each failed request, and at its end.
 //!
-//! For each of these moments, an [`Explanation`] has a [`Ledger`](crate::recording::Ledger), and the call
-//! stacks whose blocks hold the most memory. It also has the problems that the evidence shows
-//! ([`Diagnosis`]), each with changes that help, and the gaps of the recording.
+//! An [`Explanation`] describes each of these moments by a [`Ledger`](crate::recording::Ledger), and by the
+//! call stacks whose blocks hold the most memory. It also contains the problems that the recording shows
+//! evidence of ([`Diagnosis`]), each with changes that help. At the end, it lists the data that the recording
+//! lacks.
 
 mod diagnoses;
 mod explanation;
@@ -27,7 +28,7 @@ pub use text::{Style, print};
 use holders::HOLDERS;
 use verdict::Case;
 
-/// How many failed requests are explained at most: the first ones and the last one.
+/// The most failed requests that are explained: the first ones and the last one.
 const MAX_FAILURES: usize = 10;
 
 /// Explains a recording. `device_bytes` is the size of the device. If it is `None`, the size in the recording
@@ -40,7 +41,7 @@ pub fn explain(recording: &Recording, device_bytes: Option<u64>) -> Explanation 
         .into_iter()
         .map(|(number, event)| (Occasion::Failure, number, Some(event.bytes)))
         .collect();
-    // Otherwise the file has the memory at the failed requests only.
+    // If the file has no trace, it has the memory at the failed requests only.
     if occasions.is_empty() || !recording.lacks("no_trace") {
         occasions.insert(0, (Occasion::Peak, sums.peak_event as usize, None));
         occasions.push((Occasion::End, recording.len().saturating_sub(1), None));
@@ -75,13 +76,13 @@ pub fn explain(recording: &Recording, device_bytes: Option<u64>) -> Explanation 
     }
 }
 
-/// Explains the moments of the occasions, and finds the problem at each.
+/// Explains these moments, and finds the problem at each of them.
 fn explained(
     recording: &Recording,
     occasions: &[(Occasion, usize, Option<u64>)],
     device_bytes: Option<u64>,
 ) -> (Vec<Explained>, Vec<Diagnosis>) {
-    // Only one moment is in memory at a time, because it has all live blocks.
+    // Only one moment at a time is in memory, because a moment contains all live blocks.
     let mut walk = Walk::new(recording);
     let mut ordered: Vec<usize> = (0..occasions.len()).collect();
     ordered.sort_by_key(|&at| occasions[at].1);
@@ -116,7 +117,7 @@ fn explained(
     (moments, diagnoses.into_iter().flatten().collect())
 }
 
-/// Returns the results of two functions. The second one runs in a thread of its own, if one can be started.
+/// Returns the results of two functions. If a thread can be started, it runs the second function.
 fn beside<A, B: Send>(first: impl FnOnce() -> A, second: &(impl Fn() -> B + Sync)) -> (A, B) {
     thread::scope(|scope| {
         let other = thread::Builder::new().spawn_scoped(scope, second);
@@ -126,7 +127,7 @@ fn beside<A, B: Send>(first: impl FnOnce() -> A, second: &(impl Fn() -> B + Sync
     })
 }
 
-/// Returns the user's line that made the request with this number.
+/// Returns the user's code line that made the request with this number.
 fn asker(recording: &Recording, number: usize) -> Option<String> {
     let stack = recording.event(number)?.stack?;
     Some(recording.user_stack(stack).lead(recording.user_folder()))
@@ -143,8 +144,8 @@ fn failures(recording: &Recording) -> Vec<(usize, &Event)> {
     failures
 }
 
-/// Returns the last failed request and its diagnosis. Each failed request has one diagnosis, and they come
-/// first.
+/// Returns the last failed request and its diagnosis. Each failed request has one diagnosis, and these
+/// diagnoses come first.
 fn last_failure<'a>(
     moments: &'a [Explained],
     diagnoses: &'a [Diagnosis],

@@ -1,5 +1,5 @@
-//! Finds settings of PyTorch's allocator without effect: the allocator did not take them, or the recording
-//! holds nothing that they apply to.
+//! Finds settings of PyTorch's allocator that have no effect: the allocator did not use them, or they apply
+//! to nothing in the recording.
 
 use millpond_core::format_bytes;
 
@@ -7,17 +7,17 @@ use super::explanation::Diagnosis;
 use crate::peers::torch::settings::Settings;
 use crate::recording::{EventKind, Recording};
 
-/// The names under which a snapshot stores the text of the variable.
+/// The names under which a snapshot stores the value of the environment variable.
 const VARIABLES: [&str; 2] = ["PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"];
 
-/// Returns the names in the variable's text that `is_wanted` accepts.
+/// Returns the names of the settings in the environment variable that `is_wanted` accepts.
 pub(super) fn named(recording: &Recording, is_wanted: impl Fn(&str) -> bool) -> Vec<String> {
     let has = |name: &&str| recording.settings().iter().find(|(known, _)| known == name);
     let text = VARIABLES.iter().find_map(has).map_or("", |(_, text)| text);
     pairs(text).into_iter().map(|(name, _)| name).filter(|name| is_wanted(name)).map(str::to_owned).collect()
 }
 
-/// Returns the settings without effect, each with the reason.
+/// Returns the settings that have no effect, each with the reason.
 pub(super) fn without_effect(recording: &Recording) -> Option<Diagnosis> {
     let has = |name: &str| recording.settings().iter().find(|(known, _)| known == name);
     let (_, text) = VARIABLES.iter().find_map(|name| has(name)).filter(|(_, text)| !text.is_empty())?;
@@ -43,13 +43,13 @@ pub(super) fn without_effect(recording: &Recording) -> Option<Diagnosis> {
         evidence,
         holders: Vec::new(),
         fixes: vec![
-            "set the variable before Python starts: PyTorch reads it once, on import".to_owned(),
+            "set the environment variable before Python starts: PyTorch reads it once, on import".to_owned(),
             "run `millpond-replay tune FILE` to find settings that help".to_owned(),
         ],
     })
 }
 
-/// Splits the text of the variable into settings.
+/// Splits the value of the environment variable into settings.
 fn pairs(text: &str) -> Vec<(&str, &str)> {
     let mut depth = 0_i32;
     let parts = text.split(|char| {
@@ -76,7 +76,7 @@ fn is_taken(name: &str, asked: &Settings, taken: &Settings) -> bool {
     }
 }
 
-/// Explains why a setting that the allocator took changed nothing in the recording.
+/// Explains why a setting that the allocator used changed nothing in the recording.
 fn idle(recording: &Recording, name: &str, taken: &Settings) -> Option<String> {
     let requests = || recording.events().filter(|event| event.kind == EventKind::Allocate);
     match name {

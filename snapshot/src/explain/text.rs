@@ -9,7 +9,7 @@ use super::explanation::{Diagnosis, Explained, Explanation, Occasion, Verdict};
 use super::holders::{Holder, HolderFrame};
 use crate::placement::Bounds;
 
-/// How many lines of the user are printed of a stack, unless all frames are.
+/// The most code lines of the user that are printed for a call stack, unless all frames are printed.
 const LINES: usize = 3;
 
 /// How an explanation is printed.
@@ -28,7 +28,7 @@ impl Style {
         Self { is_coloured, ..Self::default() }
     }
 
-    /// Sets whether all frames of call stacks are shown, or only the user's.
+    /// Sets whether all frames of call stacks are shown, or only the user's frames.
     #[must_use]
     pub fn with_all_frames(self, has_all_frames: bool) -> Self {
         Self { has_all_frames, ..self }
@@ -38,15 +38,15 @@ impl Style {
 /// The escape sequences for the parts of the text.
 #[derive(Clone, Copy)]
 struct Looks {
-    /// A problem.
+    /// The escape sequence for a problem.
     problem: &'static str,
-    /// A line to paste.
+    /// The escape sequence for a line to paste.
     fix: &'static str,
-    /// A heading, and the verdict that there is no problem.
+    /// The escape sequence for a heading, and for the verdict that there is no problem.
     head: &'static str,
-    /// The end of each part.
+    /// The escape sequence that ends each of these.
     end: &'static str,
-    /// Whether stacks have all frames.
+    /// Whether call stacks are printed with all frames.
     has_all_frames: bool,
 }
 
@@ -61,8 +61,8 @@ const COLOURED: Looks = Looks {
 
 const PLAIN: Looks = Looks { problem: "", fix: "", head: "", end: "", has_all_frames: false };
 
-/// Prints an explanation for people: the verdict, then the problems, then the moments. The text has no
-/// control characters except the colours.
+/// Prints an explanation for people. First comes the verdict, then the problems, then the moments. The text
+/// has no control characters, except for colours.
 ///
 /// # Errors
 /// Writing to `out` fails.

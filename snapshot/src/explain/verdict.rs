@@ -1,4 +1,4 @@
-//! The verdict on a recording: one code and one sentence, from one table.
+//! The verdict on a recording: one code and one sentence. One table holds all verdicts.
 
 use millpond_core::format_bytes;
 use millpond_engine::text::number_of;
@@ -7,10 +7,10 @@ use super::explanation::{Diagnosis, Explained, Occasion, Verdict};
 use super::failure::BEYOND_ANY_DEVICE;
 use crate::recording::{EventKind, Recording, Sums};
 
-/// Free memory of an allocator is a problem from this share of its reserved bytes.
+/// Free memory of an allocator is a problem if it makes up at least this share of its reserved bytes.
 const MUCH_UNUSED: f64 = 0.2;
 
-/// With fewer unused bytes, the share says nothing: a small program's segments.
+/// If fewer bytes than this are unused, the share is ignored: the segments of a small program explain them.
 const LEAST_UNUSED: u64 = 64 << 20;
 
 /// The facts that decide the verdict.
@@ -18,29 +18,29 @@ const LEAST_UNUSED: u64 = 64 << 20;
 struct Facts {
     /// The code of the diagnosis of the last failed request.
     failure: Option<&'static str>,
-    /// A request exceeds every device, or the given one.
+    /// A request is larger than every device, or than the given device.
     is_beyond_device: bool,
     /// The file contradicts itself.
     contradicts: bool,
     /// Live memory grows without end.
     leaks: bool,
-    /// Live blocks pin much free memory, or much more was reserved than used.
+    /// Live blocks pin much free memory, or much more memory was reserved than used.
     is_fragmented: bool,
-    /// Much reserved memory holds no block at the peak.
+    /// At the peak, many reserved bytes are in segments without blocks.
     is_idle: bool,
-    /// Much memory waits for other streams.
+    /// Much freed memory waits for other streams.
     is_held: bool,
-    /// Much memory is lost to rounding.
+    /// Rounding wastes much memory.
     is_rounded: bool,
     /// A part of the history is missing.
     is_history_missing: bool,
-    /// The file records nothing that could be judged.
+    /// The file records no memory use that could be judged.
     is_too_little: bool,
-    /// Settings have no effect.
+    /// Some settings have no effect.
     has_idle_settings: bool,
 }
 
-/// A row of the table: the code, and the condition.
+/// A row of the table: the code of a verdict, and the condition.
 type Row = (&'static str, fn(&Facts) -> bool);
 
 /// The table. The first row whose condition holds gives the verdict.
@@ -111,11 +111,11 @@ pub(super) struct Case<'a> {
     /// The last failed request, and why it failed.
     pub(super) failure: Option<(&'a Explained, &'a Diagnosis)>,
     pub(super) device_bytes: Option<u64>,
-    /// The largest request, in bytes.
+    /// The size of the largest request, in bytes.
     pub(super) largest: u64,
 }
 
-/// Returns the size of the largest request of a recording, in bytes; a failed one counts.
+/// Returns the size of the largest request of a recording, in bytes. Failed requests count, too.
 pub(super) fn largest_request(recording: &Recording) -> u64 {
     let is_request = |kind| matches!(kind, EventKind::Allocate | EventKind::AllocateFailure);
     let requests = recording.events().filter(|event| is_request(event.kind));
@@ -135,7 +135,8 @@ impl Case<'_> {
         Verdict { code, sentence }
     }
 
-    /// Returns the free bytes at the peak that live blocks pin, and those in segments without blocks.
+    /// Returns the free bytes at the peak that live blocks pin, and the free bytes in segments without
+    /// blocks.
     fn unused(&self) -> Option<(u64, u64)> {
         let ledger = &self.peak()?.ledger;
         ledger.reserved_bytes.map(|_| (ledger.pinned_bytes, ledger.wholly_free_bytes))

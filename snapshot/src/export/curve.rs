@@ -6,11 +6,11 @@ use crate::recording::{Event, EventKind, Recording};
 pub(super) struct Point<'a> {
     pub(super) event: &'a Event,
     pub(super) live: u64,
-    /// `None` if the source does not have them.
+    /// The reserved bytes; `None` if the source does not record them.
     pub(super) reserved: Option<u64>,
 }
 
-/// Returns the points of a recording, in its order.
+/// Returns the points of a recording, in the order of its events.
 pub(super) fn points(recording: &Recording) -> impl Iterator<Item = Point<'_>> {
     let has_segments = recording.sums().reserved_bytes.is_some();
     let mut reserved = 0_u64;

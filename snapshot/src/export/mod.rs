@@ -34,25 +34,26 @@ use crate::recording::Recording;
 #[non_exhaustive]
 pub enum Format {
     /// JSON for speedscope: the call stacks of the blocks that are live at one moment, with their bytes. The
-    /// file has two profiles. One shows the user's frames, and folds the frames of PyTorch and of libraries.
-    /// The other one shows all frames.
+    /// file has two profiles. The first profile shows the user's frames, and folds the frames of PyTorch and
+    /// of libraries. The second profile shows all frames.
     Speedscope,
-    /// One line for each call stack of blocks that are live at one moment: its frames, outermost first, with
-    /// `;` between them, and its bytes. It has the user's frames; frames of PyTorch and of libraries are
-    /// folded.
+    /// Text with one line for each call stack of blocks that are live at one moment. A line has the frames,
+    /// the outermost first, with `;` between them, and then the bytes. The frames are the user's frames;
+    /// frames of PyTorch and of libraries are folded.
     Folded,
-    /// The same as [`Folded`](Self::Folded), with all frames.
+    /// The same text as [`Folded`](Self::Folded), but with all frames of each call stack.
     AllFrames,
-    /// JSON of Chrome's trace events: live and reserved bytes as counters, failed requests and phases.
+    /// JSON in the format of Chrome's trace events: live and reserved bytes as counters, failed requests and
+    /// phases.
     Perfetto,
-    /// CSV: the number, time and kind of each event, and the live and reserved bytes after it.
+    /// CSV: the number, time and kind of each event, and the live and reserved bytes after the event.
     Series,
 }
 
 impl Format {
-    /// Writes a recording. For formats that show one moment, `event` is the number of the event after which
-    /// memory is shown, counted from 0. `None` means the event with the most live bytes. Formats over time
-    /// ignore it.
+    /// Writes a recording in this format. For a format that shows one moment, `event` is the number of the
+    /// event after which the memory is shown, counted from 0. `None` means the event with the most live
+    /// bytes. Formats over time ignore `event`.
     ///
     /// # Errors
     /// Writing to `out` fails.

@@ -1,4 +1,4 @@
-//! Chrome's trace events, which Perfetto reads: counters, failed requests as instants, phases as slices.
+//! Chrome's trace events, which Perfetto reads: counters, failed requests as instants, and phases as slices.
 
 use std::io::{self, Write};
 
@@ -7,8 +7,8 @@ use serde_json::{Value, json};
 use super::curve::points;
 use crate::recording::{Clock, EventKind, Recording};
 
-/// Writes the JSON of a trace. Times are microseconds since the first event. Without a clock, an event or a
-/// step takes one microsecond.
+/// Writes the JSON of a trace. Times are microseconds since the first event. If the recording has no clock,
+/// each event counts as one microsecond.
 pub(super) fn write(recording: &Recording, out: &mut impl Write) -> io::Result<()> {
     let first = recording.events().find_map(|event| event.time());
     let per_microsecond = if recording.clock() == Clock::Steps { 1.0 } else { 1000.0 };

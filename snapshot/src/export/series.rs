@@ -7,7 +7,7 @@ use millpond_engine::csv_to_io;
 use super::curve::points;
 use crate::recording::{Clock, Recording};
 
-/// Writes a row for each event. Unknown times and sums are empty.
+/// Writes a row for each event. If a time or a sum is not known, its cell is empty.
 pub(super) fn write(recording: &Recording, out: &mut impl Write) -> io::Result<()> {
     let time = match recording.clock() {
         Clock::Unix => "unix_ns",

@@ -1,4 +1,4 @@
-//! The stacks at an instant: speedscope's JSON, and folded lines.
+//! The call stacks of live blocks at one moment: as JSON for speedscope, and as folded lines.
 
 use std::collections::{BTreeMap, HashMap};
 use std::io::{self, Write};
@@ -8,10 +8,10 @@ use serde_json::{Value, json};
 use crate::frames::{Frame, Part};
 use crate::recording::{Id, Recording};
 
-/// A stack at an instant, or the reason why there is none.
+/// The call stack of a block, or the reason why there is none.
 type Stack = Result<Id, &'static str>;
 
-/// Returns the requested bytes of each stack after an event, in the order of the stacks.
+/// Returns the requested bytes of each call stack after an event, in the order of the call stacks.
 fn held(recording: &Recording, event: usize) -> BTreeMap<Stack, u64> {
     let mut held = BTreeMap::new();
     for block in recording.moment(event).blocks() {
@@ -22,7 +22,7 @@ fn held(recording: &Recording, event: usize) -> BTreeMap<Stack, u64> {
     held
 }
 
-/// The different frames of speedscope's file.
+/// The different frames in the file for speedscope.
 #[derive(Default)]
 struct Frames {
     frames: Vec<Value>,
@@ -46,7 +46,7 @@ impl Frames {
 }
 
 /// Writes speedscope's JSON: <https://www.speedscope.app/file-format-schema.json>. The first profile has the
-/// user's frames, with the others folded; the second has all frames.
+/// user's frames, and folds the others. The second profile has all frames.
 pub(super) fn speedscope(recording: &Recording, event: usize, out: &mut impl Write) -> io::Result<()> {
     let mut frames = Frames::default();
     let (mut own, mut all, mut weights) = (Vec::new(), Vec::new(), Vec::new());
@@ -90,7 +90,8 @@ pub(super) fn speedscope(recording: &Recording, event: usize, out: &mut impl Wri
     writeln!(out)
 }
 
-/// Writes a line for each stack: all frames, or the user's with the others folded. Equal lines are one.
+/// Writes a line for each call stack, with all frames, or with the user's frames and the others folded. Equal
+/// lines become one line.
 pub(super) fn folded(
     recording: &Recording,
     event: usize,

@@ -1,4 +1,4 @@
-//! Feeds the segments of a recording to the model, as its driver.
+//! Feeds the segments of a recording to the model. The model uses them as its driver.
 
 use std::collections::VecDeque;
 
@@ -8,22 +8,22 @@ use crate::recording::EventKind;
 /// The first address for segments without a recorded address. It is above the addresses of all devices.
 pub(super) const ELSEWHERE: u64 = 1 << 56;
 
-/// Returns whether the driver gets memory back.
+/// Returns whether the event returns memory to the driver.
 pub(super) fn is_given_back(kind: EventKind) -> bool {
     matches!(kind, EventKind::SegmentFree | EventKind::SegmentUnmap)
 }
 
-/// How far a growing segment can reach, in bytes.
+/// The largest size of a growing segment, in bytes.
 pub(super) const RESERVATION: u64 = 1 << 40;
 
-/// The next segments of the record.
+/// The segments of the recording that come next.
 #[derive(Debug)]
 pub(super) struct Recorded {
-    /// Kind, address and bytes of the events since the previous request.
+    /// The kind, address and bytes of the segment events since the previous request.
     pub(super) pending: VecDeque<(EventKind, u64, u64)>,
-    /// Whether a request fails in the record.
+    /// Whether the recording contains a failed request here.
     pub(super) refuses: bool,
-    /// Whether the record tells when the driver refuses; otherwise a limit of the model decides.
+    /// Whether the recording shows when the driver refuses. Otherwise a limit of the model decides.
     says_when_full: bool,
     pub(super) same_segment: u64,
     pub(super) same_given_back: u64,
@@ -42,18 +42,19 @@ impl Recorded {
         }
     }
 
-    /// Returns whether the next recorded event gives back a segment.
+    /// Returns whether the next recorded event returns a segment to the driver.
     pub(super) fn gives_back_next(&self) -> bool {
         let kind = self.pending.front().map(|(kind, ..)| *kind);
         kind.is_some_and(is_given_back)
     }
 
-    /// Returns whether the driver refuses: the recorded request failed, or gave back segments first.
+    /// Returns whether the driver refuses: the recorded request failed, or first returned segments to the
+    /// driver.
     fn is_full(&self) -> bool {
         self.says_when_full && (self.gives_back_next() || (self.refuses && self.pending.is_empty()))
     }
 
-    /// Returns the address of the next segment in the record, if it has this kind and size.
+    /// Returns the address of the next segment in the recording, if the segment has this kind and size.
     fn next(&mut self, wanted: EventKind, bytes: u64) -> Option<u64> {
         let &(_, address, _) =
             self.pending.front().filter(|(kind, _, size)| (*kind, *size) == (wanted, bytes))?;
@@ -72,7 +73,7 @@ impl Recorded {
         }
     }
 
-    /// Returns an address above the others; `None` if the addresses do not suffice.
+    /// Returns an address above all other addresses. Returns `None` if the addresses do not suffice.
     fn elsewhere(&mut self, bytes: u64) -> Option<u64> {
         let address = self.elsewhere;
         self.elsewhere = address.checked_add(bytes.checked_next_multiple_of(2 << 20)?)?;
@@ -115,7 +116,7 @@ impl Memory for Recorded {
 
     fn unreserve(&mut self, _address: u64, _bytes: u64) {}
 
-    /// Blocks become free when the record frees them, so nothing waits.
+    /// Blocks become free when the recording frees them, so no block waits.
     fn wait(&mut self) -> Vec<u64> {
         Vec::new()
     }

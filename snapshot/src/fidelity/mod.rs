@@ -1,11 +1,11 @@
 //! Measures how well the model `torch` predicts what PyTorch did, address by address.
 //!
 //! The model gets the requests and frees of a recording. If the model asks the driver for a segment, it gets
-//! the next recorded segment, provided that this has the requested size. So the recording supplies the
-//! addresses of segments, and the model predicts everything else. If the recording shows that PyTorch
-//! returned segments in the middle of a request, the driver refused a segment then. So the driver also
-//! refuses the model. If the program itself released memory (`empty_cache`), the model releases it at the
-//! recorded event.
+//! the next recorded segment, provided that this segment has the requested size. So the recording supplies
+//! the addresses of segments, and the model predicts everything else. If PyTorch returned segments in the
+//! middle of a recorded request, the real driver had refused a segment. In that case, the model's driver also
+//! refuses. If the program itself released memory (`empty_cache`), the model releases it at the recorded
+//! event.
 
 mod memory;
 mod text;
@@ -22,7 +22,7 @@ use memory::{ELSEWHERE, RESERVATION, Recorded, is_given_back};
 pub(crate) use text::LACKS_LIMIT;
 pub use text::print;
 
-/// Compares the model's choices with the recorded ones. Sizes are in bytes.
+/// Compares the model's choices with the recorded choices. Sizes are in bytes.
 ///
 /// ```
 /// use millpond_snapshot::fidelity::Fidelity;
@@ -38,49 +38,51 @@ pub use text::print;
 pub struct Fidelity {
     /// The version of this format.
     pub version: u32,
-    /// The file.
+    /// The name of the file.
     pub file: String,
-    /// The model with the recording's settings, as a stack.
+    /// The model with the settings of the recording, as the text of a stack.
     pub model: String,
-    /// Whether a setting is a share of the limit, and the limit is unknown; the model then ignores the
-    /// setting.
+    /// Whether a setting is a share of the process's memory limit, and the limit is unknown. The model then
+    /// ignores this setting.
     pub lacks_limit: bool,
     /// Whether the trace has all events since the program's first allocation.
     pub is_complete: bool,
-    /// The allocations in the trace.
+    /// The number of allocations in the trace.
     pub allocations: u64,
-    /// Allocations that the model placed at the recorded address.
+    /// How many allocations the model placed at the recorded address.
     pub same_address: u64,
-    /// The segments, or mapped ranges of growing segments, that PyTorch took in the trace.
+    /// How many segments, or mapped ranges of growing segments, PyTorch reserved in the trace.
     pub segments: u64,
-    /// Segments that the model took for the same request with the same size.
+    /// How many segments the model reserved for the same request and with the same size as PyTorch.
     pub same_segment: u64,
-    /// The segments or ranges that PyTorch returned to the driver in the trace.
+    /// How many segments or ranges PyTorch returned to the driver in the trace.
     pub given_back: u64,
-    /// Segments that the model returned at the same event, or that were free in the model when the program
-    /// released them.
+    /// How many segments the model returned at the same event as PyTorch. If the program released memory, the
+    /// segments that were free in the model count as well.
     pub same_given_back: u64,
-    /// The failed requests in the trace.
+    /// The number of failed requests in the trace.
     pub failures: u64,
-    /// Requests that failed in the model too.
+    /// How many of these requests failed in the model, too.
     pub same_failure: u64,
     /// The most bytes of segments at one time, as recorded.
     pub peak_reserved: u64,
-    /// The same in the model.
+    /// The most bytes of segments at one time in the model.
     pub model_peak_reserved: u64,
-    /// How close the model's reserved bytes are to the recorded ones; 1 if they are equal after each
-    /// allocation. It is 1 minus the sum of all differences divided by the sum of the recorded bytes.
+    /// How close the model's reserved bytes are to the recorded reserved bytes; 1 if they are equal after
+    /// each allocation. The value is 1 minus the sum of all differences divided by the sum of the recorded
+    /// bytes.
     pub reserved_share: f64,
-    /// The first difference.
+    /// A description of the first difference between the model and the recording; `None` if they are equal.
     pub first: Option<String>,
 }
 
 impl Fidelity {
     /// Compares the model with a recording. `limit` is the limit in bytes that
-    /// `set_per_process_memory_fraction` set, if the program set one. A recording does not contain it.
+    /// `set_per_process_memory_fraction` set, if the program called that function. A recording does not
+    /// contain this limit.
     ///
     /// # Errors
-    /// A sentence that explains why there is nothing to compare, or which setting cannot be read.
+    /// Returns a sentence that explains why there is nothing to compare, or which setting cannot be read.
     pub fn of(recording: &Recording, limit: Option<u64>) -> Result<Self, String> {
         recording.require_blocks()?;
         let mut settings = Settings::of(recording)?;
@@ -88,13 +90,14 @@ impl Fidelity {
         Self::with(recording, settings)
     }
 
-    /// Returns the share of the allocations at the recorded address; 1 if there are none.
+    /// Returns the share of the allocations that the model placed at the recorded address; 1 if there are no
+    /// allocations.
     #[must_use]
     pub fn address_share(&self) -> f64 {
         share(self.same_address, self.allocations)
     }
 
-    /// Returns the share of the segments that the model took as recorded; 1 if there are none.
+    /// Returns the share of the segments that the model reserved as recorded; 1 if there are no segments.
     #[must_use]
     pub fn segment_share(&self) -> f64 {
         share(self.same_segment, self.segments)
@@ -139,14 +142,14 @@ fn number(stream: StreamKey) -> u64 {
     }
 }
 
-/// The model and the record, side by side.
+/// The model and the recording, which run in step.
 struct Run<'a> {
     recording: &'a Recording,
     torch: Torch,
     memory: Recorded,
-    /// The model's address of each block, by the recorded address.
+    /// The model's address of each block. The key is the recorded address.
     blocks: FxHashMap<u64, u64>,
-    /// The bytes that the recorded allocator holds.
+    /// The bytes that the recorded allocator has reserved.
     reserved: u64,
     differences: f64,
     reserved_sum: f64,
@@ -180,7 +183,7 @@ impl<'a> Run<'a> {
         Self { recording, torch, memory, blocks, reserved, differences, reserved_sum, result }
     }
 
-    /// Builds the blocks from before the first event.
+    /// Builds the blocks that are older than the first event.
     fn start(&mut self) {
         let before = self.recording.events().take_while(|event| event.is_before).count();
         let Some(last) = before.checked_sub(1) else { return };
@@ -228,7 +231,7 @@ impl<'a> Run<'a> {
                 let served = self.request(event);
                 self.memory.refuses = false;
                 match served {
-                    // The model should not have served this request, so it drops the block.
+                    // The recorded request failed, so the model drops the block that it placed.
                     Some(address) => drop(self.torch.free(address)),
                     None => self.result.same_failure += 1,
                 }
@@ -277,14 +280,15 @@ impl<'a> Run<'a> {
         let lane = self.recording.lane(event);
         let pool = lane.pool.unwrap_or(DEFAULT_POOL);
         let request = Request { bytes: event.bytes, stream: number(lane.stream), pool };
-        // A request that needs no segment gives none back; the program did so before.
+        // If a request needs no segment, it returns none to the driver. So the program did it before the
+        // request.
         if self.memory.gives_back_next() && self.torch.has_free(request) {
             self.settle();
         }
         self.torch.allocate(&mut self.memory, request)
     }
 
-    /// Gives back the recorded segments that the program, not the model, gave back.
+    /// Returns the recorded segments to the driver that the program, not the model, returned.
     fn settle(&mut self) {
         while let Some((kind, address, _)) = self.memory.pending.pop_front() {
             if !is_taken(kind) && self.torch.release_at(&mut self.memory, address) {

@@ -7,9 +7,9 @@ use millpond_engine::text::{number_of, plain};
 
 use super::Fidelity;
 
-/// Explains why a model with garbage collection differs if it has no limit.
-pub(crate) const LACKS_LIMIT: &str = "garbage_collection_threshold is a share of the process's limit, \
-     which is not in the file; pass it with fidelity --limit SIZE";
+/// The text that explains why a model with garbage collection differs if it has no limit.
+pub(crate) const LACKS_LIMIT: &str = "garbage_collection_threshold is a share of the process's memory limit, \
+     which is not in the file; pass the limit with fidelity --limit SIZE";
 
 /// Prints the comparison for people.
 ///
@@ -19,19 +19,19 @@ pub fn print(fidelity: &Fidelity, mut out: impl Write) -> io::Result<()> {
     let Fidelity { file, model, allocations, same_address, segments, same_segment, .. } = fidelity;
     writeln!(out, "{}: PyTorch's allocator against its model `{model}`", plain(file))?;
     let percent = |share: f64| {
-        // Print 100 % only if all agree.
+        // Prints 100 % only if all agree.
         let tenths = (share * 1000.0).floor() / 10.0;
         format!("{tenths:.1} %")
     };
     let (allocations, segments) = (number_of(*allocations, "allocation"), number_of(*segments, "segment"));
     let address = percent(fidelity.address_share());
-    writeln!(out, "  {same_address} of {allocations} at the recorded address ({address})")?;
+    writeln!(out, "  {same_address} of {allocations} placed at the recorded address ({address})")?;
     let taken = percent(fidelity.segment_share());
-    writeln!(out, "  {same_segment} of {segments} taken with the recorded size ({taken})")?;
+    writeln!(out, "  {same_segment} of {segments} reserved with the recorded size ({taken})")?;
     let Fidelity { given_back, same_given_back, failures, same_failure, .. } = fidelity;
     if *given_back > 0 {
         let given_back = number_of(*given_back, "segment");
-        writeln!(out, "  {same_given_back} of {given_back} given back as recorded")?;
+        writeln!(out, "  {same_given_back} of {given_back} returned to the driver as recorded")?;
     }
     if *failures > 0 {
         let failures = number_of(*failures, "failed request");
@@ -51,7 +51,11 @@ pub fn print(fidelity: &Fidelity, mut out: impl Write) -> io::Result<()> {
         writeln!(out, "  {LACKS_LIMIT}")?;
     }
     if !fidelity.is_complete {
-        writeln!(out, "  the trace begins late: the model guesses from the state which blocks were free")?;
+        writeln!(
+            out,
+            "  the trace begins late: the model guesses from the memory state in the file which blocks were \
+             free"
+        )?;
     }
     Ok(())
 }

@@ -4,10 +4,10 @@
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 #[expect(clippy::exhaustive_structs, reason = "a frame has no other part")]
 pub struct Frame<'a> {
-    /// The function.
+    /// The name of the function.
     pub function: &'a str,
-    /// The file.
+    /// The path of the file.
     pub file: &'a str,
-    /// The line, counted from 1; 0 if it is not known.
+    /// The number of the line, counted from 1; 0 if the line is not known.
     pub line: u64,
 }

@@ -1,6 +1,6 @@
-//! Patterns of texts.
+//! Patterns that texts are compared with.
 
-/// Returns whether a text fits a pattern; `*` stands for any characters.
+/// Returns whether a text matches a pattern, in which `*` stands for any characters.
 pub(super) fn fits(pattern: &str, text: &str) -> bool {
     let mut parts = pattern.split('*');
     let Some(mut rest) = parts.next().and_then(|first| text.strip_prefix(first)) else { return false };

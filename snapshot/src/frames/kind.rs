@@ -1,27 +1,27 @@
-//! The kinds of frames.
+//! The kinds of stack frames, by whose code they run.
 
 use serde::Serialize;
 
-/// Whose code a frame is.
+/// Whose code a stack frame runs.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum Kind {
     /// The user's own code.
     User,
-    /// A library that is not part of PyTorch: Lightning, transformers, cuBLAS.
+    /// Code of a library that is not part of PyTorch: Lightning, transformers, cuBLAS.
     Library,
     /// Python code of PyTorch that does work of its own, such as an optimizer or a layer.
     Torch,
-    /// The way from a call to its kernel: PyTorch's operators, wrappers and compiler.
+    /// Code between a call and its kernel: PyTorch's operators, wrappers and compiler.
     Dispatch,
-    /// The backward pass.
+    /// Code of the backward pass.
     Autograd,
-    /// An allocator.
+    /// Code of an allocator.
     Allocator,
     /// The code that recorded the call stack.
     Recorder,
-    /// The interpreter, its standard library, and the start of programs and threads.
+    /// Code of the interpreter and its standard library, and code that starts programs and threads.
     Interpreter,
 }
 
@@ -38,7 +38,7 @@ impl Kind {
         Self::Interpreter,
     ];
 
-    /// Returns the name, as in JSON.
+    /// Returns the name of the kind, as in JSON.
     pub fn name(self) -> &'static str {
         match self {
             Self::User => "user",
@@ -52,7 +52,7 @@ impl Kind {
         }
     }
 
-    /// Returns whether only PyTorch has such frames.
+    /// Returns whether only PyTorch has frames of this kind.
     pub(super) fn is_of_pytorch(self) -> bool {
         matches!(self, Self::Torch | Self::Dispatch | Self::Autograd | Self::Recorder)
     }

@@ -1,9 +1,9 @@
-//! Finds out whose code each frame of a call stack is, and which line is the user's.
+//! Finds out whose code each frame of a call stack runs, and which code line is the user's.
 //!
-//! The call stacks in PyTorch's snapshots begin with the frames of its recorder, its allocator and its
-//! dispatcher, and end with the interpreter. [`classify`] finds the [`Kind`] of a frame by a table of rules.
-//! [`UserStack`] selects the frames that a person looks for. The first of them is the innermost line of the
-//! user's own code.
+//! The call stacks in PyTorch's snapshots begin with the frames of PyTorch's recorder, allocator and
+//! dispatcher, and end with the interpreter. [`classify`] finds the [`Kind`] of a frame with a table of
+//! rules. [`UserStack`] selects the frames that a person looks for. The first of these frames is the
+//! innermost line of the user's own code.
 
 mod frame;
 mod glob;

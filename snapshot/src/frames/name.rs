@@ -2,20 +2,20 @@
 
 use super::Frame;
 
-/// Files that native frames have if the unwinder found no source.
+/// The texts that native frames have for a file if the unwinder found no source.
 const NO_FILE: [&str; 5] = ["", "??", "<invalid>", "<unknown>", "?"];
 
-/// The ends of native source files.
+/// The endings of native source files.
 const SOURCES: [&str; 14] =
     ["c", "cc", "cpp", "cxx", "c++", "cu", "cuh", "h", "hh", "hpp", "inc", "s", "rs", "ipp"];
 
-/// Returns whether a source file of the frame is known.
+/// Returns whether the source file of the frame is known.
 pub(super) fn has_file(frame: Frame<'_>) -> bool {
     !NO_FILE.contains(&frame.file) && !is_binary(frame.file)
 }
 
-/// Returns whether a file is a library or the program of the interpreter. PyTorch names these, with addresses
-/// for lines, if it takes symbols the fast way (`TORCH_SYMBOLIZE_MODE=fast`).
+/// Returns whether a file is a library, or the program of the interpreter. If PyTorch finds symbols the fast
+/// way (`TORCH_SYMBOLIZE_MODE=fast`), its frames name such files, with addresses as line numbers.
 fn is_binary(file: &str) -> bool {
     let name = file.rsplit(['/', '\\']).next().unwrap_or(file).to_ascii_lowercase();
     let is_version = |text: &str| text.bytes().all(|byte| byte.is_ascii_digit() || byte == b'.');
@@ -25,14 +25,14 @@ fn is_binary(file: &str) -> bool {
     is_library || python.is_some_and(is_version)
 }
 
-/// Returns whether compiled code made the frame.
+/// Returns whether the frame belongs to compiled code.
 pub(crate) fn is_native(frame: Frame<'_>) -> bool {
     let end = frame.file.rsplit_once('.').map_or("", |(_, end)| end).to_ascii_lowercase();
     !has_file(frame) || SOURCES.contains(&end.as_str())
 }
 
-/// Returns a function's name with its namespaces, but without its return type, its arguments and its
-/// templates' arguments: `at::native::add` for `at::Tensor at::native::add<float>(int)`.
+/// Returns a function's name with its namespaces, but without its return type, its arguments and its template
+/// arguments: `at::native::add` for `at::Tensor at::native::add<float>(int)`.
 pub(super) fn qualified(function: &str) -> String {
     const ANONYMOUS: &str = "(anonymous namespace)";
     let mut name = String::new();
@@ -47,7 +47,7 @@ pub(super) fn qualified(function: &str) -> String {
         rest = &rest[char.len_utf8()..];
         match char {
             _ if depth == 0 && name.ends_with("operator") && "<>(-=".contains(char) => name.push(char),
-            // `operator()(int)`: the first pair belongs to the name.
+            // In `operator()(int)`, the first pair of parentheses belongs to the name.
             ')' if depth == 0 => name.push(')'),
             '(' if depth == 0 && !name.is_empty() => break,
             '<' | '(' => depth += 1,
@@ -64,7 +64,7 @@ pub(super) fn qualified(function: &str) -> String {
 /// `at::_ops::empty_memory_format::call`.
 pub(super) fn operator(qualified: &str) -> Option<String> {
     let name = qualified.strip_prefix("at::_ops::")?.split("::").next()?;
-    // The rest is the name of an overload: `Tensor` of `add_Tensor`, `out` of `mm_out`.
+    // The rest of the name is an overload: `Tensor` in `add_Tensor`, `out` in `mm_out`.
     let overload = name.match_indices('_').find(|(at, _)| {
         let rest = &name[at + 1..];
         rest.starts_with(char::is_uppercase) || ["out", "memory_format"].contains(&rest)

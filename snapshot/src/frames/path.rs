@@ -1,11 +1,12 @@
-//! The places of Python files: in a package, in the standard library, or elsewhere.
+//! Where Python files lie: in a package, in the standard library, or elsewhere.
 
 use std::borrow::Cow;
 
 /// The folders that package managers install into.
 const INSTALLED: [&str; 2] = ["site-packages/", "dist-packages/"];
 
-/// Frameworks whose files a snapshot may name from the package's folder on, as in `torch/optim/adam.py`.
+/// Frameworks whose files a snapshot may name without the path before the package's folder, as in
+/// `torch/optim/adam.py`.
 const FRAMEWORKS: [&str; 14] = [
     "torch/",
     "torchvision/",
@@ -23,7 +24,7 @@ const FRAMEWORKS: [&str; 14] = [
     "pytorch_lightning/",
 ];
 
-/// Files of PyTorch outside of any package: the folder above, and a place that no other project has.
+/// Files of PyTorch outside of any package: the folder above the file, and a place that no other project has.
 const TORCH_SOURCES: [(&str, &str); 14] = [
     ("/", "torch/_compile.py"),
     ("/", "torch/_ops.py"),
@@ -38,11 +39,12 @@ const TORCH_SOURCES: [(&str, &str); 14] = [
     ("/", "torch/nn/modules/"),
     ("/", "torch/optim/optimizer.py"),
     ("/pytorch/", "torch/"),
-    // TorchScript names its own copies of sources `code/__torch__/torch/nn/…`.
+    // TorchScript names its copies of source files `code/__torch__/torch/nn/…`.
     ("/__torch__/", "torch/"),
 ];
 
-/// Modules of the standard library that call other code. On Windows, no folder tells the library's version.
+/// Modules of the standard library that call other code. On Windows, the path does not show the library's
+/// version.
 const CALLERS: [&str; 12] = [
     "asyncio/",
     "bdb.py",
@@ -58,10 +60,10 @@ const CALLERS: [&str; 12] = [
     "threading.py",
 ];
 
-/// The place of a Python file. The texts are the rest of the path, with `/` between folders.
+/// Where a Python file lies. The texts are the rest of the path, with `/` between folders.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) enum Place<'a> {
-    /// In an installed package, from the package's folder on.
+    /// In an installed package. The text begins with the package's folder.
     Package(Cow<'a, str>),
     /// In Python's standard library.
     Standard(Cow<'a, str>),
@@ -69,7 +71,7 @@ pub(super) enum Place<'a> {
     Script,
     /// Code that a compiler of PyTorch wrote.
     Generated(Cow<'a, str>),
-    /// Elsewhere; the whole path.
+    /// Elsewhere. The text is the whole path.
     Elsewhere(Cow<'a, str>),
 }
 
@@ -78,7 +80,7 @@ fn with_slashes(path: &str) -> Cow<'_, str> {
     if path.contains('\\') { path.replace('\\', "/").into() } else { path.into() }
 }
 
-/// Returns the rest of a path from a byte on.
+/// Returns the part of a path that begins at a byte.
 fn rest(path: Cow<'_, str>, from: usize) -> Cow<'_, str> {
     match path {
         Cow::Borrowed(path) => Cow::Borrowed(&path[from..]),
@@ -89,7 +91,7 @@ fn rest(path: Cow<'_, str>, from: usize) -> Cow<'_, str> {
     }
 }
 
-/// Returns the place of a Python file.
+/// Returns where a Python file lies.
 pub(super) fn place(path: &str) -> Place<'_> {
     let path = with_slashes(path);
     let installed =
@@ -118,7 +120,7 @@ pub(super) fn place(path: &str) -> Place<'_> {
     if is_script(&path) { Place::Script } else { Place::Elsewhere(path) }
 }
 
-/// Returns where the path continues in Python's standard library.
+/// Returns the index at which the path continues in Python's standard library.
 fn standard(path: &str) -> Option<usize> {
     let is_caller = |rest: &str| CALLERS.iter().any(|caller| rest.starts_with(caller));
     let mut from = 0;
@@ -135,8 +137,8 @@ fn standard(path: &str) -> Option<usize> {
     (is_caller(path) && !path.contains('/')).then_some(0)
 }
 
-/// Returns whether a compiler wrote the file: Inductor names files by the hash of their content, in a folder
-/// with two letters of it.
+/// Returns whether a compiler wrote the file. Inductor names a file by the hash of its content, and its
+/// folder by two letters of the hash.
 fn is_generated(path: &str) -> bool {
     if path.contains("torchinductor_") {
         return true;
@@ -147,8 +149,8 @@ fn is_generated(path: &str) -> bool {
     is_hash && name.get(1..3) == folders.rsplit('/').next()
 }
 
-/// Returns the place in a package of a file that is named like a module: torch-geometric writes code into
-/// temporary files such as `torch_geometric.nn.conv.gat_conv_GATConv_propagate_l09cls4w.py`.
+/// If a file is named like a module, returns its place in the package. For example, torch-geometric writes
+/// code into temporary files such as `torch_geometric.nn.conv.gat_conv_GATConv_propagate_l09cls4w.py`.
 fn module_in_name(path: &str) -> Option<String> {
     let name = path.rsplit('/').next()?.strip_suffix(".py")?;
     let is_identifier = |part: &str| {
@@ -175,7 +177,8 @@ fn is_script(path: &str) -> bool {
     !file.contains(".py") && (is_home || is_environment || is_named)
 }
 
-/// Returns the folder that all these files lie in, with `/` at its end; empty if there is none.
+/// Returns the folder that contains all these files, with `/` at its end. Returns an empty text if there is
+/// none.
 pub(crate) fn common_folder<'a>(files: impl Iterator<Item = &'a str>) -> String {
     let mut common: Option<String> = None;
     for file in files {
@@ -190,11 +193,11 @@ pub(crate) fn common_folder<'a>(files: impl Iterator<Item = &'a str>) -> String 
             }
         });
     }
-    // A path without the whole system's root would name no file.
+    // The path `/` alone would be the folder of every file, so it is not used.
     common.filter(|folder| folder.len() > 1 && !folder.ends_with(":/")).unwrap_or_default()
 }
 
-/// Returns a path for people: from the package's folder on, or from `folder` on.
+/// Returns a path for people. It begins with the package's folder, or with the path inside `folder`.
 pub(super) fn short<'a>(path: &'a str, folder: &str) -> Cow<'a, str> {
     match place(path) {
         Place::Package(rest) | Place::Standard(rest) => rest,

@@ -1,44 +1,44 @@
-//! The rules that tell whose code a frame is.
+//! The rules that decide whose code a stack frame runs.
 //!
-//! The first rule that fits decides. A pattern describes a structure: a namespace, a folder, a package. Names
-//! of single functions are for C code, which has no namespaces.
+//! The first rule that matches a frame decides. A pattern describes a structure: a namespace, a folder, a
+//! package. Names of single functions are only for C code, which has no namespaces.
 
 use super::glob::fits;
 use super::name::{has_file, is_native, qualified};
 use super::path::{Place, place};
 use super::{Frame, Kind};
 
-/// The part of a frame that a rule looks at. [`fits`] reads the patterns.
+/// The part of a frame that a rule examines. [`fits`] compares it with the patterns.
 enum At {
-    /// The qualified name of a native function.
+    /// The qualified name of a native function without a namespace, if no source file is known.
     Function(&'static [&'static str]),
     /// The same without a namespace, if no source file is known.
     Sourceless(&'static [&'static str]),
     /// The source file of a native function, with `/` before its first folder.
     Source(&'static [&'static str]),
-    /// The file of a package and the function, as in `torch/_tensor.py:backward`.
+    /// The file of a package, and the function, as in `torch/_tensor.py:backward`.
     Package(&'static [&'static str]),
-    /// The name of code without a file, as in `<string>`.
+    /// The name of code that has no file, as in `<string>`.
     Named(&'static [&'static str]),
-    /// Any file of the standard library, and scripts in `bin`.
+    /// Any file of the standard library, and scripts in a `bin` folder.
     Standard,
     /// Files that a compiler of PyTorch wrote.
     Generated,
 }
 
-/// A rule.
+/// The reason for the rule.
 struct Rule {
     kind: Kind,
     at: At,
     /// The reason.
     #[cfg_attr(not(test), expect(dead_code, reason = "for readers, and for messages of tests"))]
     why: &'static str,
-    /// A function and its file that this rule decides.
+    /// An example that this rule decides: a function and its file.
     #[cfg(test)]
     example: (&'static str, &'static str),
 }
 
-/// Makes a rule. Its example exists in tests only.
+/// Makes a rule. The example exists in tests only.
 macro_rules! rule {
     ($kind:ident, $at:expr, $why:literal, $function:literal in $file:literal) => {
         Rule {
@@ -77,7 +77,8 @@ static NATIVE: &[Rule] = &[
         "other allocators, and the driver's functions",
         "rmm::mr::device_memory_resource::allocate(unsigned long, rmm::cuda_stream_view)" in "??"
     ),
-    // The namespace `torch::autograd` also has the entries from Python and the recording of the graph.
+    // The namespace `torch::autograd` also contains the functions that Python calls, and the recording of the
+    // graph.
     rule!(
         Autograd,
         Function(&[
@@ -268,7 +269,7 @@ static PYTHON: &[Rule] = &[
 ];
 
 impl Rule {
-    /// Returns whether the rule fits a native frame with this qualified name and this source.
+    /// Returns whether the rule matches a native frame with this qualified name and this source file.
     fn fits_native(&self, name: &str, source: Option<&str>) -> bool {
         let any = |patterns: &[&str], text: &str| patterns.iter().any(|pattern| fits(pattern, text));
         match self.at {
@@ -279,11 +280,11 @@ impl Rule {
         }
     }
 
-    /// Returns whether the rule fits a frame of Python.
+    /// Returns whether the rule matches a Python frame.
     fn fits_python(&self, function: &str, place: &Place<'_>) -> bool {
         match (&self.at, place) {
             (Package(patterns), Place::Package(file)) => {
-                // Patterns without a function are for whole folders.
+                // Patterns without a function match whole folders.
                 let text = format!("{file}:{function}");
                 patterns.iter().any(|pattern| fits(pattern, &text))
             }
@@ -294,7 +295,7 @@ impl Rule {
     }
 }
 
-/// Returns whose code a frame is.
+/// Returns whose code a frame runs.
 ///
 /// ```
 /// use millpond_snapshot::frames::{Frame, Kind, classify};
@@ -307,7 +308,8 @@ impl Rule {
 pub fn classify(frame: Frame<'_>) -> Kind {
     find(frame).map_or_else(
         || {
-            // Native code of the user is known by its source and line: packages come without.
+            // Native code of the user is known by its source file and line, which frames of packages do not
+            // have.
             let is_own = !is_native(frame) || (has_file(frame) && frame.line > 0);
             if is_own { Kind::User } else { Kind::Library }
         },
@@ -315,7 +317,7 @@ pub fn classify(frame: Frame<'_>) -> Kind {
     )
 }
 
-/// Returns the rule that decides about a frame, if one does.
+/// Returns the rule that decides about a frame; `None` if no rule matches.
 fn find(frame: Frame<'_>) -> Option<&'static Rule> {
     if is_native(frame) {
         let name = qualified(frame.function);

@@ -1,52 +1,52 @@
-//! The frames of a stack that its user looks for.
+//! Selects the frames of a call stack that the user looks for.
 
 use super::name::{has_file, is_native, node, operator, qualified};
 use super::path::short;
 use super::{Frame, Kind};
 
-/// The name for blocks without a known stack.
+/// The name for blocks whose call stack is not known.
 const NO_STACK: &str = "(no stack)";
 
-/// The most parts of a path of modules that are named.
+/// The most parts of a module path that are named.
 const MAX_MODULES: usize = 6;
 
-/// The part of a call stack that a person should read first.
+/// The entry of a call stack that a person should read first.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 #[non_exhaustive]
 pub enum Lead {
     /// The frame with this index.
     Frame(usize),
-    /// An operator of PyTorch, because no frame has a line: as in `aten::mm in MmBackward0`.
+    /// An operator of PyTorch, as in `aten::mm in MmBackward0`. It is used if no frame has a code line.
     Operator(String),
     /// The call stack has no frames.
     None,
 }
 
-/// A part of a call stack in a flame graph.
+/// An entry of a call stack in a flame graph.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum Part {
     /// The frame with this index.
     Frame(usize),
-    /// Frames that are folded to one name.
+    /// Frames that are folded into one name.
     Folded(String),
 }
 
-/// How many frames of a call stack are not shown, by their owner.
+/// How many frames of a call stack are not shown, by the owner of their code.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 #[non_exhaustive]
 pub struct Folded {
-    /// Frames of PyTorch, with its allocator.
+    /// Frames of PyTorch, including frames of its allocator.
     pub pytorch: usize,
     /// Frames of other allocators.
     pub allocator: usize,
     /// Frames of libraries.
     pub libraries: usize,
-    /// Frames of the interpreter and of the start of programs and threads.
+    /// Frames of the interpreter, and of code that starts programs and threads.
     pub interpreter: usize,
 }
 
-/// A call stack, with the frames that a person looks for.
+/// A call stack, and which of its frames a person looks for.
 ///
 /// ```
 /// use millpond_snapshot::frames::{Frame, UserStack};
@@ -63,13 +63,13 @@ pub struct Folded {
 #[derive(Clone, Debug)]
 pub struct UserStack<'a> {
     frames: Vec<(Frame<'a>, Kind)>,
-    /// The indices of the frames to show, innermost first.
+    /// The indices of the frames to show, the innermost first.
     shown: Vec<usize>,
     lead: Lead,
     in_backward: bool,
 }
 
-/// Two stacks with the same key differ in folded frames only.
+/// If two call stacks have the same key, they differ in folded frames only.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub(crate) struct Key<'a> {
     frames: Vec<Frame<'a>>,
@@ -80,31 +80,31 @@ pub(crate) struct Key<'a> {
 }
 
 impl<'a> UserStack<'a> {
-    /// Classifies the frames of a call stack, innermost first.
+    /// Classifies the frames of a call stack, given with the innermost first.
     pub fn new(frames: impl IntoIterator<Item = Frame<'a>>) -> Self {
         Self::of(frames.into_iter().map(|frame| (frame, super::classify(frame))).collect())
     }
 
-    /// Returns the stack of frames whose kinds are known, innermost first.
+    /// Returns the call stack of frames whose kinds are known, given with the innermost first.
     pub(crate) fn of(frames: Vec<(Frame<'a>, Kind)>) -> Self {
         let in_backward = is_in_backward(&frames);
         let (shown, lead) = shown(&frames);
         Self { frames, shown, lead, in_backward }
     }
 
-    /// Returns all frames and their kinds, innermost first.
+    /// Returns all frames and their kinds, the innermost first.
     pub fn frames(&self) -> &[(Frame<'a>, Kind)] {
         &self.frames
     }
 
-    /// Returns the indices of the frames to show, innermost first. These are the user's frames, or else
-    /// frames of libraries, or else frames of PyTorch's Python code. The first of them is the
-    /// [lead](Self::first), unless the lead is an operator.
+    /// Returns the indices of the frames to show, the innermost first. These are the user's frames. If there
+    /// are none, they are frames of libraries, or else frames of PyTorch's Python code. The first frame is
+    /// the [lead](Self::first), unless the lead is an operator.
     pub fn shown(&self) -> &[usize] {
         &self.shown
     }
 
-    /// Returns the part that a person should read first.
+    /// Returns the entry of the call stack that a person should read first.
     pub fn first(&self) -> &Lead {
         &self.lead
     }
@@ -114,7 +114,7 @@ impl<'a> UserStack<'a> {
         self.in_backward
     }
 
-    /// Returns the part that a person should read first as text, as in `train.py:20 in attention`. The paths
+    /// Returns the entry that a person should read first as text, as in `train.py:20 in attention`. The paths
     /// of the user's files are relative to `folder`.
     pub fn lead(&self, folder: &str) -> String {
         match &self.lead {
@@ -136,10 +136,10 @@ impl<'a> UserStack<'a> {
         }
     }
 
-    /// Returns the modules whose `forward` functions lead to the block, outermost first, as in `GPT.forward >
-    /// Block.forward`. If the frames do not show the classes, modules are named by line, as in `forward:
-    /// model.py:40 > :22`. Without modules, the result is the optimizer's file, as in `torch/optim/adamw.py`.
-    /// `None` if the result would say no more than the lead.
+    /// Returns the modules whose `forward` functions lead to the block, the outermost first, as in
+    /// `GPT.forward > Block.forward`. If the frames do not show the classes, the modules are named by their
+    /// code lines, as in `forward: model.py:40 > :22`. If there are no modules, the result is the optimizer's
+    /// file, as in `torch/optim/adamw.py`. If the result would say no more than the lead, it is `None`.
     pub fn module_path(&self) -> Option<String> {
         let modules = self.modules();
         let is_lead = |frame| matches!(self.lead, Lead::Frame(at) if self.frames[at].0 == frame);
@@ -172,7 +172,7 @@ impl<'a> UserStack<'a> {
         Some(format!("{head}{}", names.join(" > ")))
     }
 
-    /// Returns the innermost frame of an optimizer of PyTorch.
+    /// Returns the innermost frame that belongs to an optimizer of PyTorch.
     fn optimizer(&self) -> Option<Frame<'a>> {
         let is_optimizer = |frame: &Frame<'_>, kind| {
             kind == Kind::Torch && short(frame.file, "").starts_with("torch/optim/")
@@ -180,7 +180,7 @@ impl<'a> UserStack<'a> {
         self.frames.iter().find(|(frame, kind)| is_optimizer(frame, *kind)).map(|(frame, _)| *frame)
     }
 
-    /// Returns the `forward` frames of the user and of libraries, outermost first.
+    /// Returns the `forward` frames of the user and of libraries, the outermost first.
     fn modules(&self) -> Vec<Frame<'a>> {
         let is_module = |frame: &Frame<'_>, kind: Kind| {
             let name = frame.function.rsplit('.').next();
@@ -190,7 +190,7 @@ impl<'a> UserStack<'a> {
         frames.filter(|(frame, kind)| is_module(frame, *kind)).map(|(frame, _)| *frame).collect()
     }
 
-    /// Returns how many frames are neither shown nor the user's.
+    /// Returns how many frames are folded: frames that are not shown, and are not the user's.
     pub fn folded(&self) -> Folded {
         let mut folded = Folded::default();
         let has_pytorch = self.has_pytorch();
@@ -210,8 +210,8 @@ impl<'a> UserStack<'a> {
         folded
     }
 
-    /// Returns the call stack for a flame graph, outermost first: the frames to show, and the modules. Frames
-    /// that these frames call are folded to one part for each owner.
+    /// Returns the call stack for a flame graph, the outermost entry first: the frames to show, and the
+    /// modules. The frames that the innermost of them calls are folded into one entry for each owner.
     pub fn parts(&self) -> Vec<Part> {
         let modules = self.modules();
         let is_kept = |at: usize| self.shown.contains(&at) || modules.contains(&self.frames[at].0);
@@ -249,7 +249,7 @@ impl<'a> UserStack<'a> {
         self.frames.iter().any(|(_, kind)| kind.is_of_pytorch())
     }
 
-    /// Returns the key that groups stacks.
+    /// Returns the key by which call stacks are grouped.
     pub(crate) fn key(&self) -> Key<'a> {
         let mut frames: Vec<Frame<'a>> = self.shown.iter().map(|&at| self.frames[at].0).collect();
         frames.extend(self.modules());
@@ -264,7 +264,7 @@ impl<'a> UserStack<'a> {
 }
 
 impl Folded {
-    /// Returns the counts as text, as in `9 frames of PyTorch, 2 of libraries`; `None` if nothing is folded.
+    /// Returns the counts as text, as in `9 frames of PyTorch, 2 of libraries`; `None` if no frame is folded.
     pub fn text(&self) -> Option<String> {
         let owners = [
             (self.pytorch, "PyTorch"),
@@ -282,7 +282,7 @@ impl Folded {
     }
 }
 
-/// Returns the class and the method of a name such as `GPT.__init__.<locals>.Block.forward`.
+/// Returns the class and the method in a name such as `GPT.__init__.<locals>.Block.forward`.
 fn class(function: &str) -> Option<&str> {
     let name = function.rsplit("<locals>.").next().unwrap_or(function);
     name.contains('.').then_some(name)
@@ -295,7 +295,8 @@ fn shown(frames: &[(Frame<'_>, Kind)]) -> (Vec<usize>, Lead) {
         let is_wanted = |(frame, kind): &(Frame<'_>, Kind)| *kind == wanted && is_native(*frame) == native;
         all.filter(|(_, frame)| is_wanted(frame)).map(|(at, _)| at).collect()
     };
-    // Native code may be a library's that came with its source's names, so the user's Python goes first.
+    // Native code may belong to a library that has the names of its source files, so the user's Python code
+    // comes first.
     let candidates = [(Kind::User, false), (Kind::User, true), (Kind::Library, false), (Kind::Torch, false)];
     for (kind, native) in candidates {
         let found = of(kind, native);
@@ -305,7 +306,7 @@ fn shown(frames: &[(Frame<'_>, Kind)]) -> (Vec<usize>, Lead) {
     }
     let names: Vec<String> = frames.iter().map(|(frame, _)| qualified(frame.function)).collect();
     let node = names.iter().find_map(|name| node(name));
-    // The outermost operator is the called one; those inside of it do its work.
+    // The outermost operator is the one that was called. The operators inside it do its work.
     let called = names.iter().rev().find_map(|name| operator(name));
     match (called, node) {
         (Some(called), Some(node)) => return (Vec::new(), Lead::Operator(format!("{called} in {node}"))),
@@ -321,7 +322,7 @@ fn shown(frames: &[(Frame<'_>, Kind)]) -> (Vec<usize>, Lead) {
 
 /// Returns whether the backward pass called the code of a stack.
 fn is_in_backward(frames: &[(Frame<'_>, Kind)]) -> bool {
-    // The engine's threads have no frames of Python below a backward function in Python.
+    // The engine's threads have no Python frames below a backward function that is written in Python.
     let is_function = |(frame, _): &(Frame<'_>, Kind)| {
         matches!(short(frame.file, ""), file if file == "torch/autograd/function.py")
             && frame.function.rsplit('.').next() == Some("apply")

@@ -1,4 +1,4 @@
-//! A memory budget, and its file.
+//! A memory budget, and the file that contains it.
 
 use std::fmt;
 use std::str::FromStr;
@@ -10,7 +10,7 @@ use crate::recording::Recording;
 /// The default tolerance of reserved bytes, in percent.
 const RESERVED_TOLERANCE: f64 = 2.0;
 
-/// The most memory that a recording may use. Absent quantities are not compared.
+/// The most memory that a recording may use. If a quantity is absent, it is not compared.
 ///
 /// ```
 /// let budget: millpond_snapshot::gate::Budget = "peak_reserved_bytes = 1073741824".parse()?;
@@ -25,19 +25,20 @@ pub struct Budget {
     /// The most requested bytes that are live at one time.
     #[serde(default)]
     pub peak_allocated_bytes: Option<u64>,
-    /// By how many percent a recording may exceed `peak_allocated_bytes`; 0 for not at all.
+    /// By how many percent a recording may exceed `peak_allocated_bytes`; 0 if it may not exceed that number
+    /// at all.
     #[serde(default)]
     pub allocated_tolerance_percent: f64,
-    /// The most bytes that the allocator has from the driver at one time.
+    /// The most bytes that the allocator may have reserved at one time.
     #[serde(default)]
     pub peak_reserved_bytes: Option<u64>,
     /// By how many percent a recording may exceed `peak_reserved_bytes`.
     #[serde(default = "reserved_tolerance")]
     pub reserved_tolerance_percent: f64,
-    /// The highest ratio of the peak of reserved bytes to the fewest bytes that any allocator needs.
+    /// The highest allowed ratio of the peak of reserved bytes to the fewest bytes that any allocator needs.
     #[serde(default)]
     pub reserved_over_bound: Option<f64>,
-    /// The highest number of failed requests.
+    /// The highest allowed number of failed requests.
     #[serde(default)]
     pub failures: Option<u64>,
 }
@@ -52,7 +53,7 @@ fn reserved_tolerance() -> f64 {
 pub struct BudgetError(String);
 
 impl Budget {
-    /// Returns the tightest budget that a recording meets.
+    /// Returns the smallest budget that a recording meets.
     pub fn of(recording: &Recording) -> Self {
         let sums = recording.sums();
         let ratio = sums.peak_reserved_bytes.filter(|_| sums.peak_live_bytes > 0);
@@ -98,7 +99,7 @@ impl FromStr for Budget {
 }
 
 impl fmt::Display for Budget {
-    /// Writes the file, with a comment for each line.
+    /// Writes the budget file, with a comment for each line.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(
             f,
@@ -112,7 +113,7 @@ impl fmt::Display for Budget {
         if let Some(bytes) = self.peak_reserved_bytes {
             writeln!(
                 f,
-                "\n# The most bytes that the allocator has from the driver at one time. They depend on its \
+                "\n# The most bytes that the allocator has reserved at one time. The number depends on its \
                  history."
             )?;
             writeln!(f, "peak_reserved_bytes = {bytes}")?;

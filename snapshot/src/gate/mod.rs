@@ -1,8 +1,8 @@
-//! Compares the memory of a recording with a budget, to fail a build if its memory grows.
+//! Compares the memory of a recording with a budget, so that a build fails if the memory grows.
 //!
-//! A [`Budget`] is a small TOML file. In each run of the same work, a program allocates the same. So its peak
-//! of live bytes is compared exactly, unless the budget sets a tolerance. Reserved bytes depend on the
-//! allocator's history, so their tolerance is 2 %, unless the budget sets another one.
+//! A [`Budget`] is a small TOML file. A program makes the same allocations each time it does the same work.
+//! So its peak of live bytes is compared exactly, unless the budget sets a tolerance. The reserved bytes
+//! depend on the allocator's history, so their tolerance is 2 %, unless the budget sets another one.
 
 mod budget;
 mod print;
@@ -22,17 +22,17 @@ pub use print::{junit, markdown, text};
 pub enum Quantity {
     /// The most requested bytes that were live at one time.
     PeakAllocated,
-    /// The most bytes that the allocator had from the driver at one time.
+    /// The most bytes that the allocator had reserved at one time.
     PeakReserved,
-    /// The ratio of the peak of reserved bytes to the fewest bytes that any allocator needs if streams share
-    /// memory: the peak of live memory.
+    /// The ratio of the peak of reserved bytes to the peak of live bytes. The latter is the least memory that
+    /// any allocator needs if streams share memory.
     ReservedOverBound,
-    /// The failed requests.
+    /// The number of failed requests.
     Failures,
 }
 
 impl Quantity {
-    /// Returns the name in a budget, and in reports.
+    /// Returns the name of the quantity in a budget, and in reports.
     pub fn name(self) -> &'static str {
         match self {
             Self::PeakAllocated => "peak_allocated_bytes",
@@ -47,34 +47,35 @@ impl Quantity {
 #[derive(Clone, PartialEq, Debug, Serialize)]
 #[non_exhaustive]
 pub struct Check {
-    /// The quantity.
+    /// One quantity, and whether it is within its budget.
     pub quantity: Quantity,
-    /// The recording's value; `None` if the recording has none. Then the check fails.
+    /// The value in the recording. If the recording has no value, this is `None`, and the check fails.
     pub measured: Option<f64>,
-    /// The most that the budget allows, including its tolerance.
+    /// The largest value that the budget allows, including its tolerance.
     pub most: f64,
-    /// Whether the recording is within the budget.
+    /// Whether the value is within the budget.
     pub is_within: bool,
 }
 
-/// A recording compared with a budget.
+/// The result of comparing a recording with a budget.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 #[non_exhaustive]
 pub struct Gate {
     /// The version of this format.
     pub version: u32,
-    /// The file of the recording.
+    /// The name of the recording's file.
     pub file: String,
     /// Whether all checks are within the budget.
     pub is_within: bool,
-    /// Each quantity that the budget names.
+    /// The checks of all quantities that the budget names.
     pub checks: Vec<Check>,
     /// The fewest bytes that any allocator needs for the blocks and the failed requests, if streams share
-    /// memory in the order of the host's calls. `None` if all sizes together exceed 64 bits.
+    /// memory in the order of the host's calls. `None` if the sum of all sizes needs more than 64 bits.
     pub bound_host_order: Option<u64>,
-    /// The same if streams share no memory.
+    /// The fewest bytes that any allocator needs for the blocks and the failed requests, if streams share no
+    /// memory. `None` if the sum of all sizes needs more than 64 bits.
     pub bound_stream_safe: Option<u64>,
-    /// The gaps and contradictions of the file that make the measured values uncertain.
+    /// Missing data and contradictions in the file, which make the measured values uncertain.
     pub doubts: Vec<Unknown>,
 }
 
@@ -99,7 +100,7 @@ pub fn compare(recording: &Recording, budget: &Budget) -> Gate {
         let most = most as f64 * more(budget.allocated_tolerance_percent);
         (Quantity::PeakAllocated, Some(live), most.floor())
     });
-    // Above 2^53 bytes a float is not exact.
+    // A float cannot represent every number above 2^53 bytes exactly.
     let is_exactly_over = budget.allocated_tolerance_percent == 0.0
         && budget.peak_allocated_bytes.is_some_and(|most| sums.peak_live_bytes > most);
     let reserved = budget.peak_reserved_bytes.map(|most| {

@@ -1,4 +1,4 @@
-//! Prints a gate's result as text, Markdown and JUnit XML.
+//! Prints the result of a gate as text, Markdown or JUnit XML.
 
 use std::io::{self, Write};
 
@@ -27,8 +27,8 @@ impl Check {
     fn sentence(&self) -> String {
         let (measured, most) = (self.shown(self.measured), self.shown(Some(self.most)));
         match self.measured {
-            Some(_) => format!("{measured}, the budget allows {most}"),
-            None => format!("the file does not have this figure, the budget allows {most}"),
+            Some(_) => format!("{measured}, and the budget allows {most}"),
+            None => format!("the file does not have this figure, and the budget allows {most}"),
         }
     }
 }
@@ -53,13 +53,13 @@ pub fn text(gate: &Gate, out: &mut impl Write) -> io::Result<()> {
     writeln!(out, "any allocator needs at least {}", Bounds { host_order, stream_safe })
 }
 
-/// Prints a Markdown table, as for `GITHUB_STEP_SUMMARY`.
+/// Prints a Markdown table, for example for `GITHUB_STEP_SUMMARY`.
 ///
 /// # Errors
 /// Writing to `out` fails.
 pub fn markdown(gate: &Gate, out: &mut impl Write) -> io::Result<()> {
     let verdict = if gate.is_within { "within the budget" } else { "over the budget" };
-    // A file's name may contain Markdown. It is printed as code, without the characters that end code.
+    // A file's name may contain Markdown. So it is printed as code, without the characters that end code.
     writeln!(out, "### Memory of `{}`: {verdict}\n", plain(&gate.file).replace(['`', '|'], "_"))?;
     writeln!(out, "| quantity | measured | at most | |\n|---|---:|---:|---|")?;
     for check in &gate.checks {

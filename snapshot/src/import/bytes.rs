@@ -2,7 +2,7 @@
 
 use std::io::{self, Read};
 
-/// The number of bytes to read ahead.
+/// The number of bytes that are read ahead.
 const BUFFER_BYTES: usize = 64 << 10;
 
 /// A reader that knows its position.
@@ -10,7 +10,7 @@ pub(crate) struct Bytes<'a> {
     source: Box<dyn Read + 'a>,
     buffer: Vec<u8>,
     at: usize,
-    /// The number of bytes before the buffer.
+    /// The number of bytes that were read before the buffer's bytes.
     before: u64,
 }
 
@@ -19,12 +19,12 @@ impl<'a> Bytes<'a> {
         Self { source, buffer: Vec::new(), at: 0, before: 0 }
     }
 
-    /// Returns the number of bytes taken.
+    /// Returns the number of bytes that the caller has taken.
     pub(crate) fn offset(&self) -> u64 {
         self.before + self.at as u64
     }
 
-    /// Returns the next byte; `None` at the end.
+    /// Returns the next byte; `None` at the end of the source.
     ///
     /// # Errors
     /// The source cannot be read.
@@ -37,7 +37,8 @@ impl<'a> Bytes<'a> {
         Ok(Some(self.buffer[self.at - 1]))
     }
 
-    /// Fills `into`, and returns the number of bytes; it is smaller only at the end.
+    /// Fills `into`, and returns the number of bytes. The number is smaller than the buffer only at the end
+    /// of the source.
     ///
     /// # Errors
     /// The source cannot be read.
@@ -61,10 +62,11 @@ impl<'a> Bytes<'a> {
     }
 }
 
-/// Reads at most `bytes` into a buffer, which loses its contents. Returns how many it read; 0 at the end.
+/// Reads at most `bytes` into a buffer, which loses its previous contents. Returns the number of bytes read;
+/// 0 at the end of the source.
 ///
 /// # Errors
-/// The source cannot be read. The buffer is then empty.
+/// The source cannot be read. In this case, the buffer is empty.
 pub(super) fn refill(source: &mut impl Read, buffer: &mut Vec<u8>, bytes: usize) -> io::Result<usize> {
     buffer.resize(bytes, 0);
     let read = loop {

@@ -3,7 +3,7 @@
 use super::table::rows;
 use super::{csv, minimalloc, pprof};
 
-/// How many bytes at a file's start are examined.
+/// How many bytes of a file's start are examined.
 pub(super) const HEAD_BYTES: usize = 4096;
 
 /// The format of a file.
@@ -11,37 +11,38 @@ pub(super) const HEAD_BYTES: usize = 4096;
 pub(super) enum Found {
     /// A pickle of protocol 2 to 5.
     Pickle,
-    /// A web page, which may hold a snapshot.
+    /// A web page, which may contain a snapshot.
     Html,
     /// A log with RMM's columns.
     Rmm,
     /// minimalloc's CSV.
     Minimalloc,
-    /// A database of SQLite.
+    /// A SQLite database.
     Sqlite,
     /// A trace for Chrome or Perfetto.
     Trace,
-    /// A profile of pprof.
+    /// A pprof profile.
     Pprof,
-    /// Any other text, which may have lines of a known format: a description and the remedy if it has none.
+    /// Any other text. Some of its lines may have a known format. If none has, this is the description of the
+    /// file, and the remedy.
     Text(&'static str),
-    /// A format that is not supported: a description and the remedy.
+    /// A format that is not supported. The text is the description of the file, and the remedy.
     Other(&'static str),
 }
 
 const SQLITE: &[u8] = b"SQLite format 3\0";
 
-/// The starts of unsupported files, with a description and the remedy.
+/// The first bytes of unsupported files, each with a description and the remedy.
 const OTHERS: &[(&[u8], &str)] = &[
     (
         b"\x80\x02\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19.",
-        "is a checkpoint in torch.save's old format: it holds weights, but no memory events; write a \
+        "is a checkpoint in torch.save's old format, which holds weights but no memory events; write a \
          snapshot with torch.cuda.memory._dump_snapshot(\"snapshot.pickle\")",
     ),
     (
         b"PK\x03\x04",
-        "is a zip file, such as a checkpoint of torch.save, which holds no memory events; if it holds a \
-         snapshot, unpack it; else write a snapshot with \
+        "is a zip file, such as a checkpoint of torch.save, which holds no memory events; if the zip file \
+         contains a snapshot, unpack it; if not, write a snapshot with \
          torch.cuda.memory._dump_snapshot(\"snapshot.pickle\")",
     ),
     (b"\x7fELF", "is a program or a library (ELF); name the file that the program wrote"),
@@ -64,7 +65,7 @@ const OTHERS: &[(&[u8], &str)] = &[
     (
         b"ARROW1",
         "is an Arrow file; if it is an Nsight Systems export, export it again with `nsys export --type \
-         sqlite`; else export a CSV with RMM's columns",
+         sqlite`; if not, export a CSV with RMM's columns",
     ),
     (
         b"\xff\xff\xff\xff",
@@ -102,10 +103,10 @@ const NSYS_REPORT: &str = "is an Nsight Systems report, which only Nsight System
 
 const EMPTY: &str = "is empty";
 
-const UNKNOWN_TEXT: &str = "is text in an unknown format; a log has the columns \
+const UNKNOWN_TEXT: &str = "is text in an unknown format. A log has the columns \
                             Thread,Time,Action,Pointer,Size,Stream, and minimalloc's CSV has \
                             id,lower,upper,size. No line is an out-of-memory message of PyTorch, TensorFlow \
-                            or XLA, is from RMM's debug log, or is a leak from compute-sanitizer";
+                            or XLA, a line of RMM's debug log, or a leak that compute-sanitizer reported";
 
 const UNKNOWN: &str = "has an unknown format. Known formats are PyTorch memory snapshots, torch.profiler \
                        traces, JAX's device memory profiles, logs with RMM's columns, minimalloc's CSV, \
@@ -113,7 +114,7 @@ const UNKNOWN: &str = "has an unknown format. Known formats are PyTorch memory s
                        be compressed with gzip or zstd. Export an Nsight Systems report (.nsys-rep, .qdrep) \
                        with `nsys export --type sqlite`";
 
-/// Recognises a file by its first bytes, or by the whole file if it is short.
+/// Recognises a file by its first bytes. If the file is short, these are the whole file.
 pub(super) fn found(head: &[u8]) -> Found {
     if head.starts_with(b"\x7fELF") && head.get(16) == Some(&4) {
         return Found::Other(CORE);
@@ -136,11 +137,11 @@ pub(super) fn found(head: &[u8]) -> Found {
     if head.get(257..262) == Some(b"ustar") {
         return Found::Other("is a tar file; unpack it first");
     }
-    // A length, then a JSON header.
+    // A length, and then a JSON header.
     if head.get(8..10) == Some(b"{\"") && head[4..8] == [0; 4] {
         return Found::Other("is a file of weights (safetensors), which has no memory events");
     }
-    // A log with damaged rows is still a log; its reader names the row.
+    // A log with damaged rows is still a log. The reader of the log names the damaged row.
     if matches!(head.first(), Some(0xef | b'A'..=b'Z' | b'a'..=b'z')) {
         let header = head.split(|byte| *byte == b'\n').next().unwrap_or(head);
         let header = String::from_utf8_lossy(header);
@@ -166,8 +167,8 @@ pub(super) fn found(head: &[u8]) -> Found {
     }
 }
 
-/// Returns whether the log reader should read a file: an empty one, or a log whose lines are all rows as far
-/// as its start shows.
+/// Returns whether the log reader should read a file. It should if the file is empty, or if all lines in its
+/// first bytes are rows of a log.
 pub(super) fn is_for_log_reader(start: &[u8]) -> bool {
     match found(&start[..start.len().min(HEAD_BYTES)]) {
         Found::Rmm => !csv::is_mixed(start),
@@ -176,13 +177,13 @@ pub(super) fn is_for_log_reader(start: &[u8]) -> bool {
     }
 }
 
-/// Returns whether JSON is a trace for Chrome or Perfetto. One of Kineto begins with a list of devices.
+/// Returns whether JSON is a trace for Chrome or Perfetto. A trace of Kineto begins with a list of devices.
 fn is_trace(text: &str) -> bool {
     let is_kineto = text.contains("\"schemaVersion\"") && text.contains("\"deviceProperties\"");
     is_kineto || text.contains("\"traceEvents\"") || text.contains("\"ph\":") || text.contains("\"ph\" :")
 }
 
-/// Returns whether a text begins with a bracketed word, as lines of logs do, and not with a list.
+/// Returns whether a text begins with a bracketed word, as lines of logs do, but not with a list.
 fn is_prefixed(text: &str) -> bool {
     let line = text.lines().next().unwrap_or("");
     let is_list = line[1..].trim_start().starts_with(['{', '[', '"']);
@@ -190,7 +191,7 @@ fn is_prefixed(text: &str) -> bool {
     !is_list && !rest.is_empty() && !rest.starts_with(',')
 }
 
-/// Returns whether a protocol buffer has the name of one of XLA's planes.
+/// Returns whether a protocol buffer contains the name of one of XLA's planes.
 fn is_xplane(head: &[u8]) -> bool {
     let has = |name: &[u8]| head.windows(name.len()).any(|at| at == name);
     head.iter().any(|byte| *byte < b'\t') && (has(b"/host:") || has(b"/device:"))

@@ -1,19 +1,19 @@
-//! Finds the snapshot in a web page of PyTorch's viewer, which holds it as base64.
+//! Finds the snapshot in a web page that PyTorch's viewer wrote. The page contains the snapshot as base64.
 
 use std::io::{self, Read};
 
 use super::bytes::Bytes;
 
-/// A quotation mark and one of these start the base64 of a pickle of protocols 2 to 5.
+/// A quotation mark and then these characters start the base64 of a pickle of protocol 2 to 5.
 const START: &[u8] = b"gA";
 
-/// Returns a reader of the pickle in a page; `None` if the page has none.
+/// Returns a reader of the pickle in a page. Returns `None` if the page contains no pickle.
 ///
 /// # Errors
 /// The page cannot be read.
 pub(super) fn pickle<'a>(page: impl Read + 'a) -> io::Result<Option<impl Read + 'a>> {
     let mut page = Bytes::new(Box::new(page));
-    // The last four bytes: a quotation mark and three digits.
+    // The last four bytes that were read: a quotation mark and three digits.
     let mut last = [0; 4];
     while let Some(byte) = page.next()? {
         last = [last[1], last[2], last[3], byte];
@@ -29,10 +29,10 @@ pub(super) fn pickle<'a>(page: impl Read + 'a) -> io::Result<Option<impl Read + 
 /// The decoded bytes of base64, up to the first character that is not a base64 digit.
 struct Base64<'a> {
     page: Bytes<'a>,
-    /// The digits that were read to find the start.
+    /// The digits that were read while the start was searched.
     start: [u8; 3],
     taken: usize,
-    /// The last decoded bytes; the remaining ones are at the end.
+    /// The last group of decoded bytes. The bytes that remain are at its end.
     group: [u8; 3],
     left: usize,
 }
@@ -44,7 +44,7 @@ impl Base64<'_> {
             self.taken += 1;
             byte
         } else {
-            // JSON may write `\/` for `/`.
+            // JSON may write `/` as `\/`.
             match self.page.next()? {
                 Some(b'\\') => self.page.next()?.unwrap_or(b'"'),
                 other => other.unwrap_or(b'"'),
@@ -60,7 +60,7 @@ impl Base64<'_> {
         })
     }
 
-    /// Decodes the next group of four digits, or fewer at the end.
+    /// Decodes the next group of four digits. At the end, the group may have fewer digits.
     fn next_group(&mut self) -> io::Result<()> {
         let (mut bits, mut digits) = (0_u32, 0);
         while digits < 4

@@ -17,12 +17,12 @@
 //! | text with a dump of the allocator of TensorFlow or XLA | chunks, or their sums |
 //! | text of compute-sanitizer | leaks with call stacks |
 //!
-//! The last four are states: the memory at one moment, without the events before it.
+//! The last four formats show states: the memory at one moment, without the events before it.
 //!
-//! A snapshot is a pickle, and Python runs whatever code a pickle asks for. This reader accepts only plain
-//! data: it never runs code that a file names. If a file contains more than plain data, the reader refuses
-//! it, and the error says why. Whatever a file contains, an import uses no more memory than the size of the
-//! file and [`Options::memory`] together.
+//! A snapshot is a pickle, and Python's own reader runs any code that a pickle names. This reader accepts
+//! only plain data, and never runs code that a file names. If a file contains more than plain data, the
+//! reader refuses the file, and the error says why. Whatever a file contains, an import uses no more memory
+//! than the size of the file and [`Options::memory`] together.
 
 mod bytes;
 mod csv;
@@ -60,14 +60,14 @@ pub use options::Options;
 /// The memory in bytes that reading needs for any file: buffers, and zstd's window.
 const OVERHEAD: u64 = 12 << 20;
 
-/// How many bytes of a log are examined for lines of other programs.
+/// How many bytes of a log's start are searched for lines of other programs.
 const START_BYTES: usize = 256 << 10;
 
 /// Imports the file at `path`.
 ///
 /// # Errors
-/// The file cannot be opened or read, has an unknown format, or asks for something that no recording needs.
-/// The error names the problem and the remedy.
+/// The file cannot be opened or read, has an unknown format, or names something that no recording needs. The
+/// error names the problem and the remedy.
 pub fn open(path: &Path, options: &Options) -> Result<Recording, LogError> {
     let mut file = open_file(path)?;
     let size = file.metadata().map_or(0, |data| data.len());
@@ -82,10 +82,11 @@ pub fn open(path: &Path, options: &Options) -> Result<Recording, LogError> {
     sized(name, Cursor::new(head).chain(file), size, options)
 }
 
-/// Imports the data of a reader; `name` stands for the file in errors.
+/// Imports the data of a reader. Errors name the file as `name`.
 ///
 /// # Errors
-/// The errors of [`open`]. Also an error for a SQLite database, which can only be opened as a file.
+/// Returns the errors of [`open`]. A SQLite database is an error, too, because it can only be opened as a
+/// file.
 pub fn read(
     name: impl Into<String>,
     raw: impl Read + Send,
@@ -94,15 +95,15 @@ pub fn read(
     sized(name.into(), raw, 0, options)
 }
 
-/// Returns whether the log reader should read a file with this start. It should read three kinds of files:
-/// empty files, files that cannot be decompressed, and files with RMM's columns whose first lines are all
-/// rows. The log reader has the best error messages for these.
+/// Returns whether the log reader should read a file with this start. It should read empty files, and files
+/// that cannot be decompressed. It should also read files with RMM's columns whose first lines are all rows.
+/// For all these files, the log reader has the best error messages.
 pub fn is_for_log_reader(head: &[u8]) -> bool {
     let unpacked = Unpacked::new(head).and_then(|mut unpacked| unpacked.start(START_BYTES));
     unpacked.map_or(true, |start| detect::is_for_log_reader(&start))
 }
 
-/// Returns whether a file with this start is minimalloc's CSV.
+/// Returns whether a file with this start is a CSV file for minimalloc.
 pub fn is_minimalloc(head: &[u8]) -> bool {
     let unpacked = Unpacked::new(head).and_then(|mut unpacked| unpacked.start(HEAD_BYTES));
     unpacked.is_ok_and(|start| detect::found(&start) == Found::Minimalloc)

@@ -10,11 +10,11 @@
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct Options {
-    /// The device whose events are imported; `None` for the busiest device of a snapshot, or a log's first
-    /// device.
+    /// The device whose events are imported. `None` selects the busiest device of a snapshot, or the first
+    /// device of a log.
     pub device: Option<u32>,
-    /// The most memory in bytes that the import may use on top of the size of the file. A file that needs
-    /// more is refused.
+    /// The most bytes of memory that the import may use in addition to the size of the file. If a file needs
+    /// more, the import fails.
     pub memory: u64,
 }
 

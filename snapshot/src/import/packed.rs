@@ -1,4 +1,4 @@
-//! Decompresses a file, and refuses one that grows without end.
+//! Decompresses a file. Refuses a file that decompresses to an excessive size.
 
 use std::io::{self, Read};
 use std::sync::Arc;
@@ -6,14 +6,14 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use millpond_engine::log::unpack_bytes;
 
-/// How many bytes a file may decompress to, per byte of its size; snapshots reach ten, repetitive logs a
-/// hundred.
+/// How many bytes a file may decompress to, per byte of its compressed size. For snapshots, this ratio
+/// reaches ten; for repetitive logs, a hundred.
 const MOST_TIMES: u64 = 300;
 
-/// Any file may decompress to this many bytes.
+/// The size in bytes that is allowed for any decompressed file.
 const ALWAYS: u64 = 64 << 20;
 
-/// The binary logarithm of the most memory in bytes for decompressing zstd: enough for its level 19.
+/// The binary logarithm of the most bytes of memory for decompressing zstd. It is enough for zstd's level 19.
 const ZSTD_WINDOW_LOG: u32 = 23;
 
 /// The decompressed bytes of a file.
@@ -30,17 +30,17 @@ struct Counted<R> {
 }
 
 impl<'a> Unpacked<'a> {
-    /// Decompresses as the first bytes say: gzip, zstd or neither.
+    /// Returns the decompressed bytes of `raw`. Its first bytes show the compression: gzip, zstd or none.
     ///
     /// # Errors
-    /// The errors of `raw`.
+    /// Returns the errors of `raw`.
     pub(super) fn new(raw: impl Read + Send + 'a) -> io::Result<Self> {
         let packed = Arc::new(AtomicU64::new(0));
         let counted = Counted { raw, count: Arc::clone(&packed) };
         Ok(Self { bytes: unpack_bytes(counted, ZSTD_WINDOW_LOG)?, packed, unpacked: 0 })
     }
 
-    /// Takes the first `most` bytes, or fewer if no more can be decompressed.
+    /// Takes the first `most` bytes. Takes fewer bytes if no more can be decompressed.
     ///
     /// # Errors
     /// Nothing can be decompressed.
@@ -67,7 +67,8 @@ impl Read for Unpacked<'_> {
         let packed = self.packed.load(Ordering::Relaxed);
         if self.unpacked > ALWAYS + packed.saturating_mul(MOST_TIMES) {
             let why = format!(
-                "it unpacks to more than {MOST_TIMES} times its size; unpack it yourself if you trust it"
+                "it decompresses to more than {MOST_TIMES} times its size; if you trust it, decompress it \
+                 yourself"
             );
             return Err(io::Error::new(io::ErrorKind::InvalidData, why));
         }

@@ -1,4 +1,4 @@
-//! The reason why a file is not imported.
+//! The reason why a file is not imported, and its position in the file.
 
 use std::fmt;
 use std::io;
@@ -8,9 +8,9 @@ use crate::budget::Exceeded;
 /// The reason why a file is not imported, and its place in the file.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Refusal {
-    /// A sentence without the file's name, with the remedy.
+    /// A sentence without the file's name. It contains the remedy.
     pub(crate) text: String,
-    /// The line of a text file, counted from 1; otherwise 0.
+    /// The number of the line in a text file, counted from 1. 0 for other files.
     pub(crate) line: u64,
 }
 
@@ -40,7 +40,7 @@ impl From<io::Error> for Refusal {
     fn from(error: io::Error) -> Self {
         Self::new(match error.kind() {
             io::ErrorKind::UnexpectedEof => {
-                "the compressed data ends early: the file is cut off; copy it again".to_owned()
+                "the compressed data ends early: the file is truncated; copy it again".to_owned()
             }
             io::ErrorKind::FileTooLarge => error.to_string(),
             _ => format!("cannot be read ({error})"),

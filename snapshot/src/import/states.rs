@@ -1,16 +1,18 @@
-//! Turns states of an allocator at single moments into the events of a recording.
+//! Converts an allocator's states at single moments to the events of a recording.
 
 use super::refusal::Refusal;
 use crate::budget::{Budget, Exceeded};
 use crate::recording::{Event, EventKind, Id, Lane, Recording};
 
-/// The first address of blocks whose addresses a source does not tell.
+/// The first address for blocks whose addresses a source does not record.
 pub(super) const BASE: u64 = 1 << 44;
 
-/// The largest size in bytes that a report can name; larger ones are cut, so that sums stay in 64 bits.
+/// The largest size in bytes that a report can contain. Larger sizes are reduced to this size, so that sums
+/// fit into 64 bits.
 pub(super) const MOST_BYTES: u64 = 1 << 50;
 
-/// The bytes of a block or a segment in a state, with the free space of its list, also while that grows.
+/// The bytes of a block or a segment in a state, including its share of the list's free space, also while the
+/// list grows.
 const ENTRY_BYTES: usize = 3 * size_of::<Event>();
 
 /// A live block.
@@ -23,7 +25,7 @@ pub(super) struct Block {
     pub(super) tag: Option<Id>,
 }
 
-/// A failed request.
+/// The free bytes of the device when the request failed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Failure {
     pub(super) bytes: u64,
@@ -35,15 +37,15 @@ pub(super) struct Failure {
 /// The memory of an allocator at one moment.
 #[derive(Default, Debug)]
 pub(super) struct State {
-    /// Pairs of an address and a size.
+    /// The segments, as pairs of an address and a size.
     segments: Vec<(u64, u64)>,
     blocks: Vec<Block>,
     failure: Option<Failure>,
-    /// The end of the blocks that were placed.
+    /// The address after the last block that was placed.
     end: u64,
 }
 
-/// The states so far. Each new state replaces the one before.
+/// The states that were read so far. Each new state replaces the previous one.
 #[derive(Default, Debug)]
 pub(super) struct States {
     /// The blocks and the segments of the last state, as events.
@@ -63,7 +65,7 @@ impl State {
         Ok(())
     }
 
-    /// Adds a block. Nothing is at address 0, so a block there is left out: its address is damaged.
+    /// Adds a block. A block at address 0 is left out, because its address is damaged.
     pub(super) fn block(&mut self, block: Block, budget: &mut Budget) -> Result<(), Exceeded> {
         if block.address == 0 {
             return Ok(());
@@ -73,7 +75,7 @@ impl State {
         Ok(())
     }
 
-    /// Adds a block whose address is not known. It gets the address after the last block that was placed.
+    /// Adds a block whose address is not known. The block is placed after the last block that was placed.
     ///
     /// # Errors
     /// The blocks have more bytes than 64 bits can address, or the budget is used up.
@@ -103,8 +105,8 @@ impl States {
         self.count
     }
 
-    /// Adds the events of a state. The first state is from before the recording. A later one begins with the
-    /// end of the state before it, because nothing is known about the time between them.
+    /// Adds the events of a state. The first state is from before the recording. A later state begins with
+    /// the end of the previous state, because nothing is known about the time between them.
     ///
     /// # Errors
     /// The budget is used up.
@@ -138,7 +140,7 @@ impl States {
             let lane = recording.add_lane(Lane { pool, ..Lane::default() }, budget)?;
             let kind = EventKind::Allocate;
             let event = Event { address, bytes, lane, stack, tag, is_before, ..Event::new(kind) };
-            // The sizes of a state come from its allocator, so they need no rounding.
+            // The sizes in a state come from its allocator, so they are rounded already.
             if has_segments && bytes > 0 {
                 recording.set_rounded_bytes(recording.len(), bytes, budget)?;
             }
@@ -148,7 +150,7 @@ impl States {
                 budget,
             )?;
         }
-        // Blocks go before their segments.
+        // The blocks are freed before their segments.
         self.live.reverse();
         budget.give_back(taken);
         let Some(Failure { bytes, stack, device_free }) = state.failure else { return Ok(()) };

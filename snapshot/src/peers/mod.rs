@@ -1,4 +1,4 @@
-//! Models of other allocators. They show how these allocators would have served a log.
+//! Models of other libraries' allocators. They show how these allocators would have served a log.
 //!
 //! | model | in text | of |
 //! |---|---|---|
@@ -6,10 +6,10 @@
 //! | `rmm_pool` | `rmm_pool:initial=1GiB` | RMM's pool memory resource |
 //! | `rmm_arena` | `rmm_arena:size=8GiB` | RMM's arena memory resource |
 //!
-//! A model is the base of a stack, as `cuda` is. It makes the same driver calls as the original, so all
-//! tables of a replay include it. Models keep the contract of a resource, but use them only for comparison:
-//! they have one lock and are not fast. [`fidelity`](crate::fidelity) measures how well `torch` predicts
-//! PyTorch.
+//! A model is the base of a stack, as `cuda` is. It makes the same driver calls as the original allocator, so
+//! all tables of a replay include it. Models keep the contract of a resource, but they have one lock and are
+//! not fast. So use them only for comparison. [`fidelity`](crate::fidelity) measures how well the model
+//! `torch` predicts PyTorch's allocator.
 
 mod resource;
 mod rmm_arena;

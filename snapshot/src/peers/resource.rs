@@ -1,4 +1,4 @@
-//! Turns a model of an allocator into a resource.
+//! Converts a model of an allocator to a resource.
 
 use std::fmt;
 use std::sync::Arc;
@@ -12,22 +12,22 @@ use millpond_core::{
 use parking_lot::Mutex;
 use rustc_hash::FxHashMap;
 
-/// The rules of an allocator, under a lock. Sizes and addresses are in bytes; blocks start at multiples of
-/// 256.
+/// The rules of an allocator. A lock protects them. Sizes and addresses are in bytes, and blocks start at
+/// multiples of 256.
 pub(super) trait Model: fmt::Debug + Send + 'static {
     /// Serves a request; `None` if there is no memory.
     fn allocate(&mut self, driver: &dyn Driver, bytes: u64, stream: StreamRef) -> DriverResult<Option<u64>>;
-    /// Takes back a block that was handed out with this size.
+    /// Frees a block that was allocated with this size.
     fn free(&mut self, driver: &dyn Driver, address: u64, bytes: u64, stream: StreamRef) -> DriverResult<()>;
-    /// Gives free memory back to the driver, as far as the allocator does.
+    /// Returns free memory to the driver, as far as the allocator does.
     fn trim(&mut self, _driver: &dyn Driver) -> DriverResult<()> {
         Ok(())
     }
-    /// Returns the bytes taken from the driver.
+    /// Returns the bytes reserved from the driver.
     fn reserved_bytes(&self) -> u64;
     /// Returns the largest free block in bytes, and the number of free blocks.
     fn free_blocks(&self) -> (u64, u64);
-    /// Gives everything back, including blocks in use.
+    /// Returns all memory to the driver, including blocks in use.
     fn release_all(&mut self, driver: &dyn Driver);
 }
 
@@ -48,7 +48,7 @@ pub(super) struct Peer<M: Model> {
 }
 
 impl<M: Model> Peer<M> {
-    /// Makes a resource that prints as `text`.
+    /// Makes a resource whose text is `text`.
     pub(super) fn erased(driver: &DriverHandle, text: String, model: M) -> AnyResource {
         let inner = Inner { model, live: FxHashMap::default(), statistics: ResourceStatistics::default() };
         Arc::new(Self { driver: Arc::clone(driver), text, inner: Mutex::new(inner) })
@@ -66,7 +66,8 @@ impl<M: Model> Peer<M> {
         misuse::report(&Misuse::new(kind, ptr, bytes, stream, &self.text));
     }
 
-    /// Fills in the report of a failed request. Other users do not hold the model's own memory.
+    /// Fills in the report of a failed request. The memory that the model itself reserved does not count as
+    /// memory of other users.
     fn explain(&self, report: &mut OutOfMemoryReport) {
         let device = self.driver.mem_get_info().inspect_err(|error| self.driver.health().note(error)).ok();
         let inner = self.inner.lock();

@@ -1,7 +1,7 @@
-//! RMM's arena memory resource as a layer: `rmm_arena`.
-//! It takes all its memory at once. The global arena serves requests above 1 MiB. An arena of the stream
-//! serves smaller requests; it gets superblocks of 1 MiB from the global arena. Each takes the first block
-//! that fits, in the order of addresses. All superblocks return to the global arena when memory is short.
+//! RMM's arena memory resource as a layer: `rmm_arena`. It reserves all its memory at once. The global arena
+//! serves requests above 1 MiB. The arena of the stream serves smaller requests. It gets superblocks of 1 MiB
+//! from the global arena. Each arena serves a request from the first block that fits, in the order of
+//! addresses. When there is no memory for a request, all superblocks return to the global arena.
 
 use std::collections::BTreeMap;
 
@@ -13,14 +13,14 @@ use super::resource::{Model, Peer};
 
 const ALIGNMENT: u64 = 256;
 
-/// The smallest superblock, and the largest request for a stream's arena, in bytes.
+/// The size in bytes of the smallest superblock, and of the largest request for a stream's arena.
 const SUPERBLOCK: u64 = 1 << 20;
 
 /// Builds `rmm_arena` from text.
 pub(super) const ENTRY: LayerEntry = LayerEntry {
     name: "rmm_arena",
     about: "a model of RMM's arena memory resource, for comparison",
-    params: &[("size", "the memory taken from the driver at once (default: half of the free memory)")],
+    params: &[("size", "the memory reserved from the driver at once (default: half of the free memory)")],
     kind: LayerKind::ReadBase(|params| {
         let size = params.get("size")?.unwrap_or(ByteSize::PercentOfFree(50.0));
         Ok(Box::new(move |driver, _| {
@@ -40,7 +40,7 @@ pub(super) const ENTRY: LayerEntry = LayerEntry {
 struct Superblock {
     bytes: u64,
     free: BTreeMap<u64, u64>,
-    /// At least the size of its largest free block.
+    /// A size that is at least the size of the superblock's largest free block.
     largest: u64,
 }
 
@@ -53,7 +53,8 @@ impl Superblock {
         self.free.len() == 1 && self.free.values().all(|bytes| *bytes == self.bytes)
     }
 
-    /// Returns whether a block fits. It remembers the size of the largest block if it had to look.
+    /// Returns whether a request fits into a free block. If the superblock had to be searched, stores the
+    /// size of its largest free block.
     fn fits(&mut self, bytes: u64) -> bool {
         if self.largest < bytes {
             return false;
@@ -94,13 +95,14 @@ struct RmmArena {
     arenas: Vec<(StreamId, Superblocks)>,
 }
 
-/// Serves a request from the first superblock with room.
+/// Serves a request from the first superblock that has room.
 fn first_fit(superblocks: &mut Superblocks, bytes: u64) -> Option<u64> {
     let mut all = superblocks.values_mut();
     all.find_map(|superblock| if superblock.fits(bytes) { superblock.first_fit(bytes) } else { None })
 }
 
-/// Frees a block; returns the address of its superblock, or `None` if none of these holds it.
+/// Frees a block. Returns the address of its superblock, or `None` if none of these superblocks holds the
+/// block.
 fn free_in(superblocks: &mut Superblocks, address: u64, bytes: u64) -> Option<u64> {
     let (&start, superblock) = superblocks.range_mut(..=address).next_back()?;
     if address + bytes > start + superblock.bytes {
@@ -125,7 +127,8 @@ impl RmmArena {
         })
     }
 
-    /// Takes the first superblock with room out of the global arena; an unused one is cut to the needed size.
+    /// Removes the first superblock that has room from the global arena. An unused superblock is cut to the
+    /// needed size.
     fn take_superblock(&mut self, bytes: u64) -> Option<(u64, Superblock)> {
         let mut superblocks = self.global.iter_mut();
         let start = superblocks.find_map(|(&start, superblock)| superblock.fits(bytes).then_some(start))?;
@@ -139,7 +142,7 @@ impl RmmArena {
         Some((start, superblock))
     }
 
-    /// Puts a superblock into the global arena; an unused one merges with unused neighbours.
+    /// Adds a superblock to the global arena. An unused superblock merges with unused neighbours.
     fn give_superblock(&mut self, mut start: u64, mut superblock: Superblock) {
         if superblock.is_unused() {
             let before = self.global.range(..start).next_back();
@@ -157,7 +160,7 @@ impl RmmArena {
         self.global.insert(start, superblock);
     }
 
-    /// Frees a block in a superblock of the global arena; returns whether there is such a superblock.
+    /// Frees a block in a superblock of the global arena. Returns whether there is such a superblock.
     fn free_global(&mut self, address: u64, bytes: u64) -> bool {
         let Some(start) = free_in(&mut self.global, address, bytes) else { return false };
         if let Some(superblock) = self.global.remove(&start) {

@@ -1,10 +1,10 @@
 //! RMM's pool memory resource as a layer: `rmm_pool`.
 //!
-//! Each stream has its own free blocks. A request takes the smallest block that fits, at the lowest address,
-//! and splits it exactly. If there is none, it takes a block of another stream, and waits for that stream's
-//! last free. If there is none either, it merges the other lists into its own, one by one. At last the pool
-//! grows. Without a maximum, it doubles; with one, it grows by half of the rest. If that is refused, it grows
-//! by less.
+//! Each stream has its own list of free blocks. A request takes the smallest block that fits, at the lowest
+//! address, and splits it exactly. If the list has no such block, the request takes a block of another
+//! stream, and waits for that stream's last free. If no stream has one, the other lists are merged into the
+//! stream's own list, one by one. If that does not help, the pool grows. Without a maximum size, it doubles.
+//! With a maximum, it grows by half of the remaining size. If the driver refuses, it grows by less.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -22,8 +22,8 @@ pub(super) const ENTRY: LayerEntry = LayerEntry {
     name: "rmm_pool",
     about: "a model of RMM's pool memory resource, for comparison",
     params: &[
-        ("initial", "the memory that the pool takes at first, as in 1GiB or 50% (default 1MiB)"),
-        ("max", "the most memory that the pool takes (default: no limit)"),
+        ("initial", "the memory that the pool reserves at first, as in 1GiB or 50% (default 1MiB)"),
+        ("max", "the most memory that the pool reserves (default: no limit)"),
     ],
     kind: LayerKind::ReadBase(|params| {
         let initial = params.get("initial")?.unwrap_or(ByteSize::Bytes(1 << 20));
@@ -56,7 +56,7 @@ fn build(
         let list = pool.list(&**driver, StreamRef::LEGACY).map_err(millpond_core::Error::from)?;
         let address = taken.ok_or_else(|| {
             millpond_core::Error::invalid_argument(format!(
-                "the device has too little free memory for `{text}`, which takes {initial} bytes at first"
+                "the device has too little free memory for `{text}`, which reserves {initial} bytes at first"
             ))
         })?;
         pool.insert(list, address, initial);
@@ -68,21 +68,21 @@ fn build(
 #[derive(Debug)]
 struct List {
     stream: StreamId,
-    /// Recorded after the stream's last free.
+    /// An event that is recorded after the stream's last free.
     event: Event,
-    /// Whether the event was recorded. Memory fresh from the driver is ordered for all streams.
+    /// Whether the event was recorded. Fresh memory from the driver is ordered for all streams.
     is_recorded: bool,
     by_address: BTreeMap<u64, u64>,
-    /// By size and address.
+    /// The free blocks by size and address.
     by_size: BTreeSet<(u64, u64)>,
 }
 
 #[derive(Debug, Default)]
 struct RmmPool {
     max: Option<u64>,
-    /// In the order in which streams came.
+    /// The lists in the order in which their streams first appeared.
     lists: Vec<List>,
-    /// The starts of ranges from the driver; blocks never merge across them.
+    /// The starts of ranges from the driver. Blocks never merge across such a start.
     taken: FxHashMap<u64, u64>,
     reserved: u64,
 }
@@ -99,7 +99,7 @@ impl RmmPool {
         Ok(self.lists.len() - 1)
     }
 
-    /// Adds a free block to a list, merged with its neighbours there.
+    /// Adds a free block to a list. Merges it with its neighbours in the list.
     fn insert(&mut self, list: usize, mut address: u64, mut bytes: u64) {
         let list = &mut self.lists[list];
         let before = list.by_address.range(..address).next_back().map(|(&start, &bytes)| (start, bytes));
@@ -121,7 +121,7 @@ impl RmmPool {
         list.by_size.insert((bytes, address));
     }
 
-    /// Takes the best block of a list for a request, and leaves the rest there.
+    /// Takes the best block of a list for a request, and leaves the rest of the block in the list.
     fn take_from(&mut self, list: usize, bytes: u64) -> Option<u64> {
         let &(size, address) = self.lists[list].by_size.range((bytes, 0)..).next()?;
         self.lists[list].remove(address, size);
@@ -131,7 +131,7 @@ impl RmmPool {
         Some(address)
     }
 
-    /// Takes memory from the driver.
+    /// Reserves memory from the driver.
     fn take(&mut self, driver: &dyn Driver, bytes: u64) -> DriverResult<Option<u64>> {
         match driver.mem_alloc(bytes) {
             Ok(ptr) => {
@@ -144,7 +144,7 @@ impl RmmPool {
         }
     }
 
-    /// Grows for a request.
+    /// Grows the pool for a request.
     fn grow(&mut self, driver: &dyn Driver, list: usize, bytes: u64) -> DriverResult<Option<u64>> {
         let mut size = match self.max {
             Some(max) => {
@@ -178,7 +178,7 @@ impl List {
         driver.event_record(self.event, stream)
     }
 
-    /// Makes another stream wait for the memory freed here.
+    /// Makes another stream wait for the memory that was freed on this stream.
     fn make_wait(&self, driver: &dyn Driver, stream: StreamRef) -> DriverResult<()> {
         if self.is_recorded { driver.stream_wait_event(stream, self.event) } else { Ok(()) }
     }
@@ -211,7 +211,7 @@ impl Model for RmmPool {
             for (address, size) in std::mem::take(&mut self.lists[other].by_address) {
                 self.insert(own, address, size);
             }
-            // Streams that take a merged block from here wait for this event.
+            // If a stream takes a merged block from this list, it waits for this event.
             self.lists[own].record(driver, stream)?;
             if let Some(address) = self.take_from(own, bytes) {
                 return Ok(Some(address));

@@ -8,13 +8,13 @@ use millpond_planning::ProblemError;
 
 use crate::recording::{EventKind, Recording};
 
-/// Lower bounds for a recording's blocks, in bytes, for any allocator.
+/// Lower bounds: the least memory that any allocator needs for the blocks of a recording, in bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct Bounds {
-    /// If streams share addresses in the order of the host's calls.
+    /// The lower bound if streams share addresses in the order of the host's calls.
     pub host_order: u64,
-    /// If streams never share addresses.
+    /// The lower bound if streams never share addresses.
     pub stream_safe: u64,
 }
 
@@ -28,12 +28,12 @@ impl fmt::Display for Bounds {
     }
 }
 
-/// Returns the bounds at CUDA's own alignment; `None` if all sizes together exceed 64 bits.
+/// Returns the bounds with CUDA's alignment; `None` if the sum of all sizes needs more than 64 bits.
 pub fn bounds(recording: &Recording) -> Option<Bounds> {
     bounds_of(recording, ALLOCATION_ALIGNMENT).ok()
 }
 
-/// The bytes that are live, and the most so far.
+/// The bytes that are live now, and the most bytes that were live so far.
 #[derive(Clone, Copy, Default)]
 struct Load {
     live: u64,
@@ -47,12 +47,12 @@ impl Load {
     }
 }
 
-/// Computes the bounds in one pass, without a problem for the planner. They equal
-/// [`millpond_planning::bounds`] without orders between streams: the peak of all live memory, and the sum of
-/// the peaks of the streams.
+/// Computes the bounds in one pass. Makes no problem for the planner. The results equal
+/// [`millpond_planning::bounds`] without orders between streams. They are the peak of all live memory, and
+/// the sum of the peaks of the streams.
 ///
 /// # Errors
-/// The alignment is 0, or all sizes together exceed 64 bits.
+/// The alignment is 0, or the sum of all sizes needs more than 64 bits.
 pub(crate) fn bounds_of(recording: &Recording, alignment: u64) -> Result<Bounds, ProblemError> {
     if alignment == 0 {
         return Err(ProblemError::ZeroAlignment);
@@ -60,14 +60,14 @@ pub(crate) fn bounds_of(recording: &Recording, alignment: u64) -> Result<Bounds,
     let mut numbers: HashMap<_, usize> = HashMap::default();
     let mut loads: Vec<Load> = Vec::new();
     let (mut all, mut total) = (Load::default(), 0_u64);
-    // By address: the rounded size and the stream's number.
+    // The rounded size and the stream's number of each live block, by address.
     let mut live: HashMap<u64, (u64, usize)> = HashMap::default();
     for event in recording.events() {
         let is_request = matches!(event.kind, EventKind::Allocate | EventKind::AllocateFailure);
         if !is_request && event.kind != EventKind::Free {
             continue;
         }
-        // If the address of an allocation is still live, the source lost its free.
+        // If an address is still live when it is allocated, the source lost the block's free.
         if event.kind != EventKind::AllocateFailure
             && let Some((bytes, stream)) = live.remove(&event.address)
         {
@@ -88,7 +88,7 @@ pub(crate) fn bounds_of(recording: &Recording, alignment: u64) -> Result<Bounds,
         if event.kind == EventKind::Allocate {
             live.insert(event.address, (bytes, stream));
         } else {
-            // A failed request is a block of an instant.
+            // A failed request counts as a block that lives for an instant.
             all.live -= bytes;
             loads[stream].live -= bytes;
         }

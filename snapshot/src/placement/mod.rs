@@ -1,5 +1,5 @@
-//! Computes the least memory that a recording needs, and a placement of its blocks that reaches or approaches
-//! it.
+//! Computes the least memory that a recording needs. Also computes a placement: an address for each block, so
+//! that all blocks fit into memory that is at or near this least size.
 
 mod bounds;
 mod program;
@@ -24,10 +24,10 @@ pub use text::print;
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum Sharing {
-    /// They may share an address if one block is freed before the other is allocated. This is right if the
+    /// They may share an address if one block is freed before the other is allocated. This is correct if the
     /// program orders its streams before each reuse.
     HostOrder,
-    /// They never share an address, because a recording does not show where the program orders its streams.
+    /// They never share an address. A recording does not show where the program orders its streams.
     StreamSafe,
 }
 
@@ -35,18 +35,18 @@ pub enum Sharing {
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Request {
-    /// Whether streams share addresses.
+    /// Whether blocks of different streams may share addresses.
     pub sharing: Sharing,
     /// The alignment of each block, in bytes; not 0.
     pub alignment: u64,
-    /// The capacity that the blocks should fit into, in bytes.
+    /// The capacity in bytes. The placement answers whether the blocks fit into it.
     pub capacity: Option<u64>,
     /// The time limit and the seed of the search.
     pub options: Options,
 }
 
 impl Request {
-    /// Returns a request with blocks aligned to 256 bytes, any capacity, and the default options.
+    /// Returns a request with blocks aligned to 256 bytes, no capacity, and the default options.
     pub fn new(sharing: Sharing) -> Self {
         Self { sharing, alignment: ALLOCATION_ALIGNMENT, capacity: None, options: Options::default() }
     }
@@ -59,16 +59,16 @@ impl Request {
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum Answer {
-    /// The placement fits.
+    /// The placement fits into the capacity.
     Fits,
-    /// No placement fits.
+    /// No placement fits into the capacity.
     Impossible,
-    /// This placement does not fit, but another one may.
+    /// This placement does not fit into the capacity, but another placement may fit.
     Unknown,
 }
 
-/// A lower bound for a recording's blocks, and a placement of them. All sizes are in bytes, rounded up to the
-/// alignment.
+/// A placement of a recording's blocks, and lower bounds for its size. All sizes are in bytes, rounded up to
+/// the alignment.
 ///
 /// ```
 /// use millpond_snapshot::import;
@@ -88,15 +88,15 @@ pub enum Answer {
 pub struct Placement {
     /// The version of this format.
     pub version: u32,
-    /// The file.
+    /// The name of the file.
     pub file: String,
-    /// The number of blocks; each failed request counts as a block that lives for an instant.
+    /// The number of blocks. Each failed request counts as a block that lives for an instant.
     pub blocks: usize,
-    /// The number of failed requests among them.
+    /// How many of the blocks are failed requests.
     pub failed_requests: usize,
     /// The number of streams.
     pub streams: usize,
-    /// The alignment.
+    /// The alignment of each block in bytes.
     pub alignment: u64,
     /// Whether streams share addresses.
     pub sharing: Sharing,
@@ -104,23 +104,24 @@ pub struct Placement {
     pub bound_host_order: u64,
     /// The lower bound if streams share no addresses.
     pub bound_stream_safe: u64,
-    /// The lower bound under the requested rules.
+    /// The lower bound under the requested rule for streams.
     pub bound: u64,
-    /// The largest block.
+    /// The size of the largest block.
     pub largest: u64,
-    /// The height of the placement; `None` if no placement can fit into the capacity.
+    /// The height of the placement, which is the memory that it needs; `None` if no placement can fit into
+    /// the capacity.
     pub height: Option<u64>,
-    /// Whether the height is proved to be the least.
+    /// Whether it is proved that no placement has a smaller height.
     pub is_optimal: bool,
-    /// Whether the time ran out; another run may then find another placement.
+    /// Whether the search ended because the time was over. Another run may then find another placement.
     pub timed_out: bool,
     /// The requested capacity in bytes.
     pub capacity: Option<u64>,
-    /// Whether the blocks fit into it.
+    /// Whether the blocks fit into the capacity; `None` if no capacity was requested.
     pub answer: Option<Answer>,
-    /// The gaps and contradictions of the file that make these figures uncertain.
+    /// Missing data and contradictions in the file, which make these figures uncertain.
     pub doubts: Vec<Unknown>,
-    /// The blocks as minimalloc's CSV, with their offsets.
+    /// The blocks with their offsets, as minimalloc's CSV.
     #[serde(skip)]
     csv: Option<String>,
     /// The blocks with their offsets.
@@ -132,17 +133,17 @@ impl Placement {
     /// Computes the bounds, and searches for a placement.
     ///
     /// # Errors
-    /// The alignment is 0, or all sizes together exceed 64 bits.
+    /// The alignment is 0, or the sum of all sizes needs more than 64 bits.
     pub fn of(recording: &Recording, request: &Request) -> Result<Self, ProblemError> {
         let (blocks, failed_requests) = blocks_of(recording);
         Self::of_blocks(recording, blocks, failed_requests, request)
     }
 
-    /// Places the buffers of minimalloc's CSV, and keeps their ids and steps. `recording` is the import of
-    /// the same file.
+    /// Places the buffers in a CSV file for minimalloc, and keeps their ids and steps. `recording` is the
+    /// import of the same file.
     ///
     /// # Errors
-    /// As for [`of`](Self::of).
+    /// The errors of [`of`](Self::of).
     pub fn of_minimalloc(
         recording: &Recording,
         csv: &MinimallocCsv,
@@ -167,7 +168,7 @@ impl Placement {
     ) -> Result<Self, ProblemError> {
         let in_host_order = Problem::new(blocks.clone(), request.alignment)?;
         let stream_safe = Problem::stream_safe(blocks, request.alignment, Vec::new())?;
-        // Time spent on the bounds is not available for the search.
+        // Time that the bounds needed is not available for the search.
         let began = Instant::now();
         let bounds = match began.checked_add(request.options.time) {
             Some(end) => millpond_planning::bounds_until(&stream_safe, end),
@@ -206,16 +207,16 @@ impl Placement {
         })
     }
 
-    /// Returns the blocks as minimalloc's CSV: the positions of the allocation and the free, counted in
-    /// events, the size and the offset; or the rows of the file, with offsets. `None` if no placement can fit
-    /// into the capacity.
+    /// Returns the blocks as minimalloc's CSV. Each row has the positions of the allocation and the free,
+    /// counted in events, the size, and the offset. If the file is minimalloc's CSV itself, returns its rows
+    /// with offsets. Returns `None` if no placement can fit into the capacity.
     #[must_use]
     pub fn csv(&self) -> Option<&str> {
         self.csv.as_deref()
     }
 
-    /// Returns the blocks with their offsets; births and deaths are event numbers, or the steps of the file.
-    /// `None` if no placement can fit into the capacity.
+    /// Returns the blocks with their offsets. Births and deaths are event numbers, or the steps in the file.
+    /// Returns `None` if no placement can fit into the capacity.
     #[must_use]
     pub fn placed(&self) -> Option<&[(Block, u64)]> {
         self.placed.as_deref()
@@ -249,7 +250,7 @@ fn search(
 }
 
 /// Returns the blocks of a recording, and how many of them are failed requests. Births and deaths are event
-/// numbers. A block that is never freed lives to the end.
+/// numbers. A block that is never freed lives until the end.
 fn blocks_of(recording: &Recording) -> (Vec<Block>, usize) {
     let mut streams: HashMap<_, u64> = HashMap::default();
     let mut live: HashMap<u64, usize> = HashMap::default();
@@ -266,7 +267,7 @@ fn blocks_of(recording: &Recording) -> (Vec<Block>, usize) {
         match event.kind {
             EventKind::Allocate => {
                 let number = block(end);
-                // If the address is still live, the source lost its free.
+                // If the address is still live, the source lost the block's free.
                 if let Some(old) = live.insert(event.address, number) {
                     blocks[old].death = at;
                 }

@@ -1,4 +1,4 @@
-//! Makes a plan of a recording for the layer `plan`.
+//! Makes a plan for the layer `plan` from a recording.
 
 use std::fmt::Write as _;
 use std::io::{self, Write};
@@ -15,11 +15,12 @@ use sha2::{Digest, Sha256};
 use super::{Placement, Request};
 use crate::recording::{Event, EventKind, Recording};
 
-/// The layer recognises a program by at most this many first allocations, before it takes memory. They get no
-/// slot.
+/// The layer recognises a program by its first allocations, before it reserves memory. This is the most such
+/// allocations. They get no slot.
 const MOST_LEAD: usize = 5;
 
-/// Their bytes are at most this part of the peak of live memory, because the plan cannot use them later.
+/// These allocations have at most this part of the peak of live bytes, because the plan cannot use their
+/// memory later.
 const LEAD_SHARE: u64 = 128;
 
 /// The alignment of the layer, as a power of two.
@@ -37,25 +38,26 @@ pub enum PlanError {
     Plan(#[from] ProgramPlanError),
 }
 
-/// One allocation of a program. Positions count allocations.
+/// One allocation of a program. Its positions are numbers of allocations.
 #[derive(Clone, Copy)]
 struct Made {
-    /// The size as the layer rounds it.
+    /// The size in bytes, as the layer rounds it.
     bytes: u64,
     stream: u32,
-    /// The number of allocations before the free.
+    /// The number of allocations before the block's free.
     end: u32,
-    /// Whether another stream freed it.
+    /// Whether another stream freed the block.
     is_foreign: bool,
 }
 
-/// Makes a plan for the layer `plan`: places the blocks of a recording that this layer would serve. Streams
-/// share no memory. The plan is `None` if no placement can fit into the capacity.
+/// Makes a plan for the layer `plan`. The plan places the blocks of a recording that this layer would serve.
+/// Streams share no memory. If no placement can fit into the capacity, the plan is `None`.
 ///
 /// The plan leaves out requests that the layer does not count: failed requests, requests for 0 bytes, and
-/// requests with a larger alignment. The plan has no slots for blocks that another stream frees. It also has
-/// no slot for a small block, of at most 1/128 of the peak of live memory, among the first five allocations.
-/// The layer takes no memory before a program has made these allocations.
+/// requests with a larger alignment. If another stream frees a block, the plan has no slot for the block. The
+/// plan also has no slots for small blocks among the first five allocations, because the layer reserves no
+/// memory before a program has made these allocations. A block is small if it has at most 1/128 of the peak
+/// of live bytes.
 ///
 /// # Errors
 /// The recording has more allocations or streams than a plan may have, no block that the layer could place,
@@ -100,7 +102,8 @@ pub fn for_layer(
     Ok((placement, Some(plan)))
 }
 
-/// Prints the part of a plan that is not in a [`Placement`], as further lines of [`print`](super::print).
+/// Prints the data of a plan that a [`Placement`] does not contain, as further lines of
+/// [`print`](super::print).
 ///
 /// # Errors
 /// Writing to `out` fails.
@@ -119,9 +122,9 @@ pub fn print_plan(plan: &ProgramPlan, out: &mut impl Write) -> io::Result<()> {
 
 /// Returns the allocations of a recording, as the layer would see them, and their hash.
 ///
-/// The hash is the SHA-256 of one line per allocation: its bytes, the number of its stream, the number of
-/// calls before it, and the number of calls before its free, or `-`. Calls are these allocations and their
-/// frees.
+/// The hash is the SHA-256 of one line per allocation. A line has the bytes, the number of the stream, the
+/// number of calls before the allocation, and the number of calls before its free, or `-`. Calls are these
+/// allocations and their frees.
 fn program(recording: &Recording) -> (Vec<Made>, LogHash) {
     let mut streams: HashMap<StreamKey, u32> = HashMap::default();
     let mut live: HashMap<u64, usize> = HashMap::default();
@@ -132,7 +135,7 @@ fn program(recording: &Recording) -> (Vec<Made>, LogHash) {
         let stream = recording.lane(event).stream;
         let ended = match event.kind {
             EventKind::Allocate if is_planned(event) => {
-                // If the address is still live, the source lost its free.
+                // If the address is still live, the source lost the block's free.
                 let lost = live.insert(event.address, made.len());
                 let number = streams.len() as u32;
                 let number = *streams.entry(stream).or_insert(number);
@@ -183,7 +186,7 @@ fn lead(made: &[Made]) -> usize {
     made.iter().take(MOST_LEAD).take_while(is_small).count()
 }
 
-/// Returns the most bytes that some allocations use at a time.
+/// Returns the most bytes that the counted allocations use at the same time.
 fn most_live(made: &[Made], is_counted: impl Fn(usize) -> bool) -> u64 {
     let mut changes = vec![0i128; made.len() + 1];
     for (index, made) in made.iter().enumerate().filter(|(index, _)| is_counted(*index)) {

@@ -1,4 +1,4 @@
-//! A placement as text.
+//! Prints a placement as text.
 
 use std::io::{self, Write};
 
@@ -25,7 +25,12 @@ pub fn print(placement: &Placement, out: &mut impl Write) -> io::Result<()> {
     line("least", format!("{host_order}: the peak of live memory, in host order"))?;
     if streams > 1 {
         let safe = format_bytes(placement.bound_stream_safe);
-        line("", format!("{safe}: if streams share no memory, because the file does not order them"))?;
+        line(
+            "",
+            format!(
+                "{safe}: if streams share no memory, because the file does not show how they are ordered"
+            ),
+        )?;
     }
     if let Some(height) = placement.height {
         let ratio = if placement.bound == 0 { 1.0 } else { height as f64 / placement.bound as f64 };
@@ -45,7 +50,7 @@ pub fn print(placement: &Placement, out: &mut impl Write) -> io::Result<()> {
     }
     line("hardness", format!("{:.3}: the largest block / the least", placement.hardness()))?;
     let (Some(capacity), Some(answer)) = (placement.capacity, placement.answer) else { return Ok(()) };
-    // Another rule may let the streams share the memory.
+    // Another rule for streams may let the streams share the memory.
     let is_by_rule =
         streams > 1 && placement.sharing == Sharing::StreamSafe && capacity >= placement.bound_host_order;
     let capacity = format_bytes(capacity);
@@ -55,8 +60,8 @@ pub fn print(placement: &Placement, out: &mut impl Write) -> io::Result<()> {
         match answer {
             Answer::Fits => format!("{capacity} suffices: the plan proves it"),
             Answer::Impossible if is_by_rule => format!(
-                "{capacity} is too little if streams share no memory, which needs {least}; `--streams \
-                 host-order` lets them share"
+                "{capacity} is too little if streams share no memory, which needs {least}; with `--streams \
+                 host-order`, streams share memory"
             ),
             Answer::Impossible => format!("{capacity} is too little for any allocator: {least} are needed"),
             Answer::Unknown => format!("{capacity} may suffice: no fitting plan found, but one may exist"),

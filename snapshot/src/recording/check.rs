@@ -1,37 +1,38 @@
-//! Compares the end of a recording with the state in its file.
+//! Compares the live blocks at the end of a recording with the state in its file.
 
 use serde::Serialize;
 
-/// Compares the blocks that are live after the last event with the state in the file.
+/// The result of comparing the blocks that are live after the last event with the state in the file.
 #[derive(Clone, PartialEq, Eq, Default, Debug, Serialize)]
 #[non_exhaustive]
 pub struct StateCheck {
-    /// The live blocks of the state.
+    /// The number of live blocks in the state.
     pub state_blocks: u64,
-    /// Their requested bytes.
+    /// The requested bytes of the live blocks in the state.
     pub state_bytes: u64,
-    /// Blocks that are live after the last event and in the state, at the same address with the same size.
+    /// The number of blocks that are live both after the last event and in the state, at the same address
+    /// with the same size.
     pub equal_blocks: u64,
-    /// Blocks in the state that are not live after the last event.
+    /// The number of blocks in the state that are not live after the last event.
     pub missing_blocks: u64,
-    /// Blocks that are live after the last event but not in the state.
+    /// The number of blocks that are live after the last event but not in the state.
     pub extra_blocks: u64,
-    /// Blocks that have another size in the state.
+    /// The number of blocks whose size in the state differs from their size in the events.
     pub other_sizes: u64,
-    /// Blocks that wait for other streams at the end of the events or in the state, but not in both.
+    /// The number of blocks that wait for other streams only at the end of the events, or only in the state.
     pub other_phases: u64,
-    /// Live blocks that overlapped another live block when they were allocated.
+    /// The number of live blocks that overlapped another live block when they were allocated.
     pub overlaps: u64,
-    /// Frees of addresses where no block was live.
+    /// The number of frees of addresses where no block was live.
     pub unknown_frees: u64,
-    /// Allocations at addresses where a block was live.
+    /// The number of allocations at addresses where a block was live.
     pub double_allocations: u64,
-    /// The first difference as a sentence, if there is one.
+    /// The first difference, as a sentence; `None` if there is no difference.
     pub first: Option<String>,
 }
 
 impl StateCheck {
-    /// Returns whether the recording ends in the state of the file, and contradicts itself nowhere.
+    /// Returns whether the recording ends in the state of the file, and never contradicts itself.
     pub fn is_equal(&self) -> bool {
         let differences = self.missing_blocks + self.extra_blocks + self.other_sizes + self.other_phases;
         let contradictions = self.overlaps + self.unknown_frees + self.double_allocations;

@@ -1,4 +1,4 @@
-//! A recording: the events of one device, and their stacks, tags and streams.
+//! A recording: the events of one device, and their call stacks, tags and streams.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::OnceLock;
@@ -12,17 +12,17 @@ use crate::blocks::Blocks;
 use crate::budget::{Budget, Exceeded};
 use crate::frames::{Frame, Kind, classify, common_folder, is_native};
 
-/// The longest text that is kept, in bytes: a name, a tag, a setting. A line of a log holds several of them,
-/// and may write each character as three.
+/// The most bytes of a text that is kept: a name, a tag, a setting. A line of a log contains several texts,
+/// and may write each character as three characters.
 const MAX_TEXT_BYTES: usize = 2048;
 
-/// The most frames of a stack that are kept, innermost first.
+/// The most frames of a call stack that are kept, counted from the innermost frame.
 const MAX_FRAMES: usize = 2048;
 
-/// The bytes of an entry in the map of rounded sizes, including its share of free space.
+/// The bytes of an entry in the map of rounded sizes, including the entry's share of the map's free space.
 const ROUNDED_BYTES: usize = 32;
 
-/// The codes of recordings whose beginning is missing.
+/// The codes of gaps that mean that the beginning of the recording is missing.
 const LATE: [&str; 3] = ["no_trace", "ring_wrapped", Flaws::BEGAN_LATE];
 
 /// The codes of gaps and contradictions that make the figures uncertain.
@@ -36,11 +36,11 @@ const DOUBTS: [&str; 7] = [
     Flaws::REST_MISSING,
 ];
 
-/// The codes of recordings that lack allocations or frees of the program.
+/// The codes of gaps that mean that allocations or frees of the program are missing.
 const INCOMPLETE: [&str; 5] =
     ["no_trace", "ring_wrapped", Flaws::BEGAN_LATE, Flaws::REST_MISSING, "no_frees"];
 
-/// The unit of times.
+/// The unit of the times in a recording.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug, Serialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
@@ -50,7 +50,7 @@ pub enum Clock {
     Unix,
     /// Nanoseconds of a monotonic clock.
     Monotonic,
-    /// Steps of a source without a clock.
+    /// Steps of a source that has no clock.
     Steps,
 }
 
@@ -58,17 +58,17 @@ pub enum Clock {
 #[derive(Clone, PartialEq, Eq, Default, Debug, Serialize)]
 #[non_exhaustive]
 pub struct Source {
-    /// The format, such as `PyTorch memory snapshot`.
+    /// The name of the format, such as `PyTorch memory snapshot`.
     pub format: String,
     /// Pairs of a name and a value: versions, counts of entries, other devices.
     pub details: Vec<(String, String)>,
 }
 
-/// A gap: something that a recording lacks, or that an importer had to leave out.
+/// A gap: data that a recording lacks, or that an importer had to leave out.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 #[non_exhaustive]
 pub struct Unknown {
-    /// A name for programs, such as `no_trace`.
+    /// A name that programs can test, such as `no_trace`.
     pub code: String,
     /// A sentence for people.
     pub text: String,
@@ -94,10 +94,11 @@ pub struct Recording {
     pub(crate) settings: Vec<(String, String)>,
     pub(crate) unknowns: Vec<Unknown>,
     pub(crate) check: Option<StateCheck>,
-    /// Events from before all others, which were found at the end of the import.
+    /// The events from before the recording, which were found at the end of the import. They come before all
+    /// other events.
     before: Vec<Event>,
     events: Blocks<Event>,
-    /// The rounded sizes of blocks, if the source has them, by the number of the event.
+    /// The rounded sizes of blocks by the number of the event, if the source records them.
     rounded: HashMap<u32, u64>,
     lanes: Table<Lane>,
     tags: Table<Box<str>>,
@@ -107,12 +108,12 @@ pub struct Recording {
     kinds: OnceLock<Kinds>,
 }
 
-/// The kinds of all frames, found when the first one is needed.
+/// The kinds of all frames. They are found when the first of them is needed.
 #[derive(Debug)]
 pub(super) struct Kinds {
-    /// By the number of the frame.
+    /// The kinds by the number of the frame.
     kinds: Vec<Kind>,
-    /// The folder of all files of the user.
+    /// The folder that contains all files of the user.
     pub(super) folder: String,
 }
 
@@ -131,7 +132,7 @@ impl Kinds {
 impl Source {
     /// The format of PyTorch's memory snapshots.
     pub(crate) const PYTORCH: &'static str = "PyTorch memory snapshot";
-    /// The format of PyTorch's messages that memory ran out.
+    /// The format of PyTorch's out-of-memory messages.
     pub(crate) const PYTORCH_MESSAGE: &'static str = "PyTorch out-of-memory message";
     /// The format of traces of torch.profiler.
     pub(crate) const PYTORCH_TRACE: &'static str = "torch.profiler trace";
@@ -180,12 +181,12 @@ impl Recording {
         &self.source
     }
 
-    /// Returns the ordinal of the device, if the source names one.
+    /// Returns the ordinal of the device, if the source records it.
     pub fn device(&self) -> Option<u32> {
         self.device
     }
 
-    /// Returns whether the device is simulated; simulated devices have their own ordinals.
+    /// Returns whether the device is simulated. Simulated devices have their own ordinals.
     pub fn is_simulated(&self) -> bool {
         self.is_simulated
     }
@@ -196,23 +197,23 @@ impl Recording {
         self.device.map(|ordinal| format!("{kind}{ordinal}"))
     }
 
-    /// Returns the size of the device in bytes, if the source tells it.
+    /// Returns the size of the device in bytes, if the source records it.
     pub fn device_bytes(&self) -> Option<u64> {
         self.bytes_of(Self::DEVICE_BYTES)
     }
 
-    /// Returns the most bytes that the allocator may use, if the source tells such a limit.
+    /// Returns the most bytes that the allocator may use, if the source records such a limit.
     pub fn limit_bytes(&self) -> Option<u64> {
         self.bytes_of(Self::LIMIT_BYTES)
     }
 
-    /// Returns whether the source has only sums of bytes. If so, the live blocks and the free pieces of
-    /// memory are not known.
+    /// Returns whether the source has only sums of bytes. In this case, the live blocks and the free pieces
+    /// of memory are not known.
     pub fn has_sums_only(&self) -> bool {
         self.lacks("sums_only")
     }
 
-    /// Returns whether the source has only failed requests. If so, the live blocks are not known.
+    /// Returns whether the source has only failed requests. In this case, the live blocks are not known.
     pub fn has_failures_only(&self) -> bool {
         self.lacks("no_blocks")
     }
@@ -220,18 +221,18 @@ impl Recording {
     /// Returns an error if the source has no blocks that an allocator could serve.
     ///
     /// # Errors
-    /// It has only sums, or only failed requests.
+    /// The source has only sums, or only failed requests.
     pub fn require_blocks(&self) -> Result<(), String> {
         match self.has_sums_only() || self.has_failures_only() {
             true => {
-                Err("does not say which blocks were live; `millpond-replay explain` shows its sums"
+                Err("does not show which blocks were live; `millpond-replay explain` shows its sums"
                     .to_owned())
             }
             false => Ok(()),
         }
     }
 
-    /// Returns whether the gap with this code is in the recording.
+    /// Returns whether the recording has a gap with this code.
     pub(crate) fn lacks(&self, code: &str) -> bool {
         self.unknowns.iter().any(|unknown| unknown.code == code)
     }
@@ -247,18 +248,18 @@ impl Recording {
         self.clock
     }
 
-    /// Returns the settings of the allocator, with the names in the source.
+    /// Returns the settings of the allocator, under the names in the source.
     pub fn settings(&self) -> &[(String, String)] {
         &self.settings
     }
 
-    /// Returns the gaps of the recording.
+    /// Returns the gaps: the data that the recording lacks.
     pub fn unknowns(&self) -> &[Unknown] {
         &self.unknowns
     }
 
-    /// Returns how the blocks that are live after the last event compare with the state in the file; `None`
-    /// if the file holds no state.
+    /// Returns the result of comparing the live blocks after the last event with the state in the file.
+    /// Returns `None` if the file has no state.
     pub fn check(&self) -> Option<&StateCheck> {
         self.check.as_ref()
     }
@@ -278,7 +279,7 @@ impl Recording {
         (0..self.len()).map(|at| self.at(at))
     }
 
-    /// Returns the event with this number, counted from 0.
+    /// Returns the event with this number. The event must exist.
     pub fn event(&self, number: usize) -> Option<&Event> {
         (number < self.len()).then(|| self.at(number))
     }
@@ -296,7 +297,8 @@ impl Recording {
         self.lanes.values().get(event.lane as usize).copied().unwrap_or_default()
     }
 
-    /// Returns the rounded size of the block that the event with this number allocated, if the source has it.
+    /// Returns the rounded size of the block that the event with this number allocated, if the source records
+    /// it.
     pub fn rounded_bytes(&self, number: usize) -> Option<u64> {
         self.rounded.get(&u32::try_from(number).ok()?).copied()
     }
@@ -306,7 +308,7 @@ impl Recording {
         self.tags.get(tag).map_or("", |text| text)
     }
 
-    /// Returns the frames of a call stack, innermost first.
+    /// Returns the frames of a call stack, the innermost first.
     pub fn stack(&self, stack: Id) -> impl Iterator<Item = Frame<'_>> + '_ {
         let frames = self.stacks.get(stack).map_or(&[][..], |frames| frames);
         frames.iter().filter_map(|&frame| self.frame(frame))
@@ -349,7 +351,7 @@ impl Recording {
         })
     }
 
-    /// Returns the frames of a stack as numbers.
+    /// Returns the frames of a call stack as numbers.
     pub(super) fn raw_stack(&self, stack: Id) -> &[Id] {
         self.stacks.get(stack).map_or(&[], |frames| frames)
     }
@@ -370,19 +372,20 @@ impl Recording {
         self.events.push(event, budget).map(drop)
     }
 
-    /// Puts events before all others. No event may have a rounded size, which has the number of its event.
+    /// Puts events before all other events. No event may have a rounded size, because rounded sizes are
+    /// stored by event number.
     pub(crate) fn set_before(&mut self, events: Vec<Event>) {
         debug_assert!(self.rounded.is_empty() || events.is_empty(), "rounded sizes are numbered");
         self.before = events;
     }
 
-    /// Returns the gaps and contradictions that make the figures of the recording uncertain: it begins late,
-    /// is cut off, or contradicts itself.
+    /// Returns the gaps and contradictions that make the figures of the recording uncertain: the recording
+    /// begins late, is truncated, or contradicts itself.
     pub fn doubts(&self) -> impl Iterator<Item = &Unknown> {
         self.unknowns.iter().filter(|unknown| DOUBTS.contains(&unknown.code.as_str()))
     }
 
-    /// Returns whether the beginning of the program is missing, so that its peak may be too.
+    /// Returns whether the beginning of the program is missing, so that the real peak may be missing, too.
     pub fn begins_late(&self) -> bool {
         self.unknowns.iter().any(|unknown| LATE.contains(&unknown.code.as_str()))
     }
@@ -406,7 +409,7 @@ impl Recording {
     }
 
     pub(crate) fn add_lane(&mut self, lane: Lane, budget: &mut Budget) -> Result<u32, Exceeded> {
-        // Most events have the lane of the event before.
+        // Most events have the same lane as the previous event.
         if let Some(last) = self.len().checked_sub(1).map(|last| self.at(last).lane)
             && self.lanes.values().get(last as usize) == Some(&lane)
         {
@@ -437,7 +440,7 @@ impl Recording {
 }
 
 impl PartialEq for Recording {
-    /// Compares everything except the files' names.
+    /// Compares everything except the names of the files.
     fn eq(&self, other: &Self) -> bool {
         let resolved = |recording: &Self, event: &Event| {
             let stack = event.stack.map(|id| recording.raw_stack(id).to_vec());
@@ -468,7 +471,7 @@ impl PartialEq for Recording {
     }
 }
 
-/// Returns the start of a text that is kept.
+/// Returns the part of a text that is kept: its start.
 pub(crate) fn cut(text: &str) -> &str {
     let mut end = text.len().min(MAX_TEXT_BYTES);
     while !text.is_char_boundary(end) {

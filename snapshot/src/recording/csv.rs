@@ -1,4 +1,4 @@
-//! Writes a recording as a log, with RMM's columns first.
+//! Writes a recording as a log. RMM's columns come first.
 
 use std::fmt::Write as _;
 use std::io::{self, Write};
@@ -8,23 +8,23 @@ use millpond_engine::log::column;
 use super::notes::{push_word, word};
 use super::{Clock, Event, EventKind, Id, Lane, Recording};
 
-/// Notes of at least this length in bytes get their own row.
+/// Notes with at least this number of bytes get their own row.
 const NOTES_BYTES: usize = 16 << 10;
 
-/// Writes rows, and the notes before them.
+/// Writes rows, and the notes that belong to them.
 struct Writer<'a, W> {
     recording: &'a Recording,
     out: W,
     notes: String,
-    /// Marks the frames, stacks and tags that are already defined, by number.
+    /// Marks the frames, call stacks and tags that are already defined, by number.
     frames: Vec<bool>,
     stacks: Vec<bool>,
     tags: Vec<bool>,
 }
 
 impl Recording {
-    /// Writes the recording as a log. RMM's readers can read its first columns. From all columns,
-    /// [`import::read`](crate::import::read) makes the same recording again.
+    /// Writes the recording as a log. RMM's readers can read the first columns of the log.
+    /// [`import::read`](crate::import::read) can read all columns, and makes the same recording again.
     ///
     /// # Errors
     /// Writing to `out` fails.
@@ -115,7 +115,8 @@ impl<W: Write> Writer<'_, W> {
         Ok(())
     }
 
-    /// Writes the waiting notes in their own row, which RMM's readers skip: a failed request for 0 bytes.
+    /// Writes the waiting notes in their own row. The row is a failed request for 0 bytes, which RMM's
+    /// readers skip.
     fn flush_notes(&mut self) -> io::Result<()> {
         if !self.notes.is_empty() {
             let notes = std::mem::take(&mut self.notes);
@@ -179,7 +180,7 @@ impl<W: Write> Writer<'_, W> {
         writeln!(self.out, ",{before},{notes}")
     }
 
-    /// Writes a note for an event without a row: kind, address, bytes, stream, thread, time, stack, pool,
+    /// Writes a note for an event that has no row: kind, address, bytes, stream, thread, time, stack, pool,
     /// before, tag.
     fn event_note(&mut self, event: &Event) -> io::Result<()> {
         let recording = self.recording;

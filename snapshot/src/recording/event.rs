@@ -7,34 +7,34 @@ use std::num::NonZeroU32;
 #[repr(u8)]
 #[non_exhaustive]
 pub enum EventKind {
-    /// A block was handed out.
+    /// A block was allocated.
     Allocate,
-    /// The program freed a block that other streams may still use. The block is not free before
+    /// The program freed a block that other streams may still use. The block becomes free only at
     /// [`Free`](Self::Free).
     FreeRequested,
     /// A block became free.
     Free,
-    /// A request failed because memory ran out. The address is 0.
+    /// A request failed because there was no memory. The address is 0.
     AllocateFailure,
-    /// The allocator took a segment from the driver.
+    /// The allocator reserved a segment from the driver.
     SegmentAllocate,
     /// The allocator returned a segment to the driver.
     SegmentFree,
     /// The allocator mapped memory into an expandable segment.
     SegmentMap,
-    /// The allocator unmapped memory of an expandable segment.
+    /// The allocator unmapped memory from an expandable segment.
     SegmentUnmap,
-    /// The free bytes of the device at the failed request before this event.
+    /// The event records how many bytes of the device were free at the failed request before this event.
     DeviceFree,
-    /// The program wrote the state of its memory.
+    /// The program wrote the state of its memory to a file.
     Snapshot,
-    /// The program named a block; the tag is the name.
+    /// The program named a block. The tag is the name.
     Annotate,
-    /// A phase of the program began; the tag is its name.
+    /// A phase of the program began. The tag is the phase's name.
     PhaseStart,
-    /// A phase of the program ended; the tag is its name.
+    /// A phase of the program ended. The tag is the phase's name.
     PhaseEnd,
-    /// Events are missing here; `bytes` is their number, 0 if it is not known.
+    /// Events are missing here. `bytes` is the number of missing events; 0 if it is not known.
     Lost,
 }
 
@@ -57,7 +57,7 @@ impl EventKind {
         Self::Lost,
     ];
 
-    /// Returns the name in a log and in JSON.
+    /// Returns the name of the kind, as in a log and in JSON.
     pub fn name(self) -> &'static str {
         match self {
             Self::Allocate => "allocate",
@@ -82,7 +82,7 @@ impl EventKind {
         Self::ALL.into_iter().find(|kind| kind.name() == name)
     }
 
-    /// Returns whether the event is a row of RMM's logs; otherwise it is a note at the next row.
+    /// Returns whether the event becomes a row of RMM's logs. If not, it becomes a note in the next row.
     pub fn is_row(self) -> bool {
         matches!(self, Self::Allocate | Self::Free | Self::AllocateFailure)
     }
@@ -102,35 +102,36 @@ pub type Id = NonZeroU32;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[expect(clippy::exhaustive_structs, reason = "a recording has millions, so its size is fixed")]
 pub struct Event {
-    /// What happened.
+    /// The kind of the event.
     pub kind: EventKind,
-    /// Whether the event happened before recording began. The importer inferred it from the state or from
-    /// later events.
+    /// Whether the event happened before recording began. In this case, the importer inferred it from the
+    /// state or from later events.
     pub is_before: bool,
-    /// The binary logarithm of the requested alignment in bytes; 8 if the source has none.
+    /// The binary logarithm of the requested alignment in bytes; 8 if the source does not record it.
     pub alignment_log2: u8,
     /// The address of the block or the segment.
     pub address: u64,
-    /// The size in bytes; for a block, the requested size.
+    /// The size in bytes. For a block, it is the requested size.
     pub bytes: u64,
     /// The time in the unit of the recording's [`Clock`](super::Clock), or [`NO_TIME`](Self::NO_TIME).
     pub raw_time: u64,
-    /// The number of the thread, stream and pool; see [`Recording::lane`](super::Recording::lane).
+    /// The number of the event's lane: its thread, stream and pool.
+    /// [`Recording::lane`](super::Recording::lane) returns them.
     pub lane: u32,
-    /// The call stack; see [`Recording::stack`](super::Recording::stack).
+    /// The number of the call stack. [`Recording::stack`](super::Recording::stack) returns its frames.
     pub stack: Option<Id>,
-    /// The tag; see [`Recording::tag`](super::Recording::tag).
+    /// The number of the tag. [`Recording::tag`](super::Recording::tag) returns its text.
     pub tag: Option<Id>,
 }
 
-/// Recordings have millions of events.
+/// Recordings have millions of events, so an event must be small.
 const _: () = assert!(size_of::<Event>() == 40);
 
 impl Event {
-    /// The time of an event with an unknown time.
+    /// The value of `raw_time` if the time is not known.
     pub const NO_TIME: u64 = u64::MAX;
 
-    /// Returns an event with nothing but its kind.
+    /// Returns an event of this kind. All other fields have their default values.
     pub fn new(kind: EventKind) -> Self {
         Self {
             kind,

@@ -1,4 +1,4 @@
-//! The stacks of a recording as their user sees them.
+//! The call stacks of a recording, as the user wants to see them.
 
 use super::content::Source;
 use super::{Id, Recording};
@@ -13,17 +13,18 @@ impl Recording {
         UserStack::of(frames.collect())
     }
 
-    /// Returns the folder of all Python files of the user, with `/` at its end; empty if there is none.
+    /// Returns the folder that contains all Python files of the user, with `/` at its end. Returns an empty
+    /// text if there is none.
     pub fn user_folder(&self) -> &str {
         &self.kinds().folder
     }
 
-    /// Returns, as text, the reason why the allocation of the event with this number has no call stack.
+    /// Returns the reason why the allocation of the event with this number has no call stack, as text.
     pub fn without_stack(&self, event: usize) -> &'static str {
         if self.event(event).is_some_and(|event| event.is_before) {
             return "(from before the recording)";
         }
-        // Threads without Python's frames have no stack, unless frames of C++ were recorded too.
+        // A thread without Python frames has no call stack, unless C++ frames were also recorded.
         let is_python_only = self.stack_counts().0 > 0 && !self.kinds().has(Kind::Recorder);
         if self.source().format == Source::PYTORCH && is_python_only {
             return "(no Python code, as in the backward pass)";

@@ -11,11 +11,11 @@ use millpond_engine::log::StreamKey;
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[non_exhaustive]
 pub struct Lane {
-    /// The thread; 0 if the source has none.
+    /// The number of the thread; 0 if the source does not record it.
     pub thread: u64,
-    /// The stream; for a free, the block's stream if the source has no other.
+    /// The stream. If the source records no stream for a free, this is the block's stream.
     pub stream: StreamKey,
-    /// The two numbers of the pool, as PyTorch counts its private pools, if the source has them.
+    /// The two numbers that PyTorch gives to a private pool, if the source records them.
     pub pool: Option<(u64, u64)>,
 }
 
@@ -26,7 +26,7 @@ impl Default for Lane {
 }
 
 impl Lane {
-    /// Returns the stream, with its thread if each thread has its own.
+    /// Returns the stream. If each thread has its own such stream, also returns the thread.
     pub(super) fn own_stream(&self) -> (StreamKey, Option<u64>) {
         (self.stream, (self.stream == StreamKey::PerThread).then_some(self.thread))
     }

@@ -1,15 +1,16 @@
-//! Adds up memory at one moment: in use, held, lost to rounding, free, and pinned.
+//! Adds up the memory at one moment: in use, held, lost to rounding, free, and pinned.
 
 use serde::Serialize;
 
 use super::Moment;
 
 /// The memory of an allocator at one moment, in bytes. The reserved bytes are a sum: `reserved = active +
-/// wholly free + pinned`. The active bytes include rounding, and blocks that wait for other streams.
+/// wholly free + pinned`. The active bytes include the bytes that rounding added, and blocks that wait for
+/// other streams.
 ///
-/// If the source has the rounded size of a block, the rounding is exact. PyTorch's snapshots have it for the
-/// blocks that are live at the end. For other blocks in segments, the rounding follows PyTorch's default
-/// rules. Blocks outside of segments, such as all blocks of RMM's logs, have no rounding.
+/// If the source has the rounded size of a block, the rounding is exact. PyTorch's snapshots record this size
+/// for the blocks that are live at the end. For other blocks in segments, the rounding follows PyTorch's
+/// default rules. Blocks outside of segments have no rounding; all blocks in RMM's logs are such blocks.
 ///
 /// ```
 /// use millpond_snapshot::recording::Ledger;
@@ -20,31 +21,31 @@ use super::Moment;
 pub struct Ledger {
     /// The number of the event before this moment, counted from 0.
     pub event: u64,
-    /// The bytes that the allocator holds from the driver; `None` if the source does not have them.
+    /// The bytes that the allocator has reserved from the driver; `None` if the source does not record them.
     pub reserved_bytes: Option<u64>,
-    /// Blocks that are in use or wait, as the allocator rounded them.
+    /// The bytes of blocks that are in use or wait for other streams, as the allocator rounded them.
     pub active_bytes: u64,
-    /// The same blocks, as the program requested them.
+    /// The bytes of the same blocks, as the program requested them.
     pub requested_bytes: u64,
     /// The bytes that rounding added: `active - requested`.
     pub rounding_bytes: u64,
-    /// Blocks that the program freed and that wait for other streams, rounded.
+    /// The bytes of blocks that the program freed and that wait for other streams, rounded.
     pub held_bytes: u64,
-    /// Free memory in segments without live blocks. The allocator can return it to the driver.
+    /// The free bytes in segments without live blocks. The allocator can return these segments to the driver.
     pub wholly_free_bytes: u64,
-    /// Free memory in segments that also hold live blocks. The allocator cannot return it to the driver:
-    /// fragmentation.
+    /// The free bytes in segments that also hold live blocks. The allocator cannot return these segments to
+    /// the driver. This is fragmentation.
     pub pinned_bytes: u64,
-    /// The largest piece of free memory.
+    /// The bytes of the largest contiguous piece of free memory.
     pub largest_free_bytes: u64,
-    /// The number of segments; each mapped range of an expandable segment counts.
+    /// The number of segments. Each mapped range of an expandable segment counts as one.
     pub segments: u64,
-    /// The number of blocks that are in use or wait.
+    /// The number of blocks that are in use, or that wait for other streams.
     pub live_blocks: u64,
 }
 
 impl Ledger {
-    /// Returns the free memory of the allocator: wholly free or pinned.
+    /// Returns the free bytes of the allocator: the wholly free bytes and the pinned bytes.
     pub fn unused_bytes(&self) -> u64 {
         self.wholly_free_bytes + self.pinned_bytes
     }
@@ -72,7 +73,7 @@ impl Moment {
         for segment in moment.segments() {
             reserved = reserved.saturating_add(segment.bytes);
             let end = segment.address.saturating_add(segment.bytes);
-            // Free memory can cross from one mapped range into the next.
+            // Free memory can extend from one mapped range into the next.
             piece.start(segment.address, segment.is_expandable);
             let (mut at, mut free) = (segment.address, 0);
             let blocks = moment.blocks_in(segment);

@@ -17,15 +17,15 @@ use super::{Event, EventKind, Id, Recording};
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct Life {
-    /// The number of the event that began it, counted from 0.
+    /// The number of the event that began the life, counted from 0.
     pub start: usize,
-    /// The number of the event that ended it; the total number of events if none did.
+    /// The number of the event that ended the life. If no event ended it, this is the number of all events.
     pub end: usize,
-    /// The address.
+    /// The address of the block or the range.
     pub address: u64,
-    /// The size in bytes; for a block, the requested size.
+    /// The size in bytes. For a block, it is the requested size.
     pub bytes: u64,
-    /// The call stack of the event that began it.
+    /// The call stack of the event that began the life.
     pub stack: Option<Id>,
 }
 
@@ -36,7 +36,7 @@ impl Recording {
         let mut live: HashMap<u64, usize> = HashMap::new();
         for (at, event) in self.events().enumerate() {
             let ended = match event.kind {
-                // If the address is still live, the source lost its free.
+                // If the address is still live, the source lost the block's free.
                 EventKind::Allocate => {
                     lives.push(life(event, at, self.len()));
                     live.insert(event.address, lives.len() - 1)
@@ -51,9 +51,9 @@ impl Recording {
         lives
     }
 
-    /// Returns the lives of memory ranges that the allocator held from the driver, in the order in which they
-    /// began. If the allocator returns a part of a range to the driver, the range ends, and a new range
-    /// begins for the rest. Empty if the source has no segments.
+    /// Returns the lives of the memory ranges that the allocator had reserved from the driver, in the order
+    /// in which they began. If the allocator returns a part of a range to the driver, the range ends, and a
+    /// new range begins for the rest. The result is empty if the source has no segments.
     pub fn segment_lives(&self) -> Vec<Life> {
         let mut lives: Vec<Life> = Vec::new();
         let mut live: BTreeMap<u64, usize> = BTreeMap::new();
@@ -81,7 +81,8 @@ fn life(event: &Event, start: usize, end: usize) -> Life {
     Life { start, end, address: event.address, bytes: event.bytes, stack: event.stack }
 }
 
-/// Ends the ranges that an event gives back, even in part; their rests live on.
+/// Ends the ranges that an event returns to the driver, at least in part. The remaining parts become new
+/// ranges.
 fn cut(lives: &mut Vec<Life>, live: &mut BTreeMap<u64, usize>, at: usize, event: &Event) {
     let (from, to) = (event.address, event.address.saturating_add(event.bytes));
     while let Some((&start, &number)) = live.range(..to).next_back() {

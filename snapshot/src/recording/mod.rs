@@ -2,12 +2,13 @@
 //!
 //! A recording is a list of [`Event`]s of one device, in the order in which the allocator saw them. The
 //! events have streams, pools, times, call stacks and tags. They include frees in two phases, failed
-//! requests, the phases of the program, and the segments that the allocator took from the driver. A recording
-//! also lists its gaps. [`import`](crate::import) makes recordings from files. [`Recording::program`] makes a
-//! program from one. [`Recording::write_csv`] writes a recording as a log, which RMM's readers can read, too.
+//! requests, the phases of the program, and the segments that the allocator reserved from the driver. A
+//! recording also lists the data that it lacks. [`import`](crate::import) makes recordings from files.
+//! [`Recording::program`] makes a program that can be replayed. [`Recording::write_csv`] writes a recording
+//! as a log, which RMM's readers can read, too.
 //!
-//! The segments and blocks from before the recording come first, in the order of their addresses, marked
-//! [`is_before`](Event::is_before).
+//! The segments and blocks from before the recording come first, in the order of their addresses.
+//! [`is_before`](Event::is_before) marks them.
 
 mod check;
 mod content;

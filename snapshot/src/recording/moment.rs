@@ -6,24 +6,24 @@ use foldhash::HashMap;
 
 use super::{Event, EventKind, Id, Lane, Recording, Source};
 
-/// PyTorch rounds sizes up to multiples of this, in bytes.
+/// PyTorch rounds sizes up to multiples of this number of bytes.
 const ROUNDED_TO: u64 = 512;
 
-/// The size in bytes of PyTorch's segments for small blocks; larger segments hold large blocks.
+/// The size in bytes of PyTorch's segments for small blocks. Larger segments hold large blocks.
 const SMALL_SEGMENT: u64 = 2 << 20;
 
 /// The most bytes at the end of a large block that PyTorch does not split off.
 const UNSPLIT: u64 = 1 << 20;
 
-/// Memory that the allocator held from the driver.
+/// Memory that the allocator had reserved from the driver.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct Segment {
-    /// The address.
+    /// The address of the segment.
     pub address: u64,
     /// The size in bytes.
     pub bytes: u64,
-    /// Whether it is a mapped range of an expandable segment.
+    /// Whether this is a mapped range of an expandable segment.
     pub is_expandable: bool,
     /// The stream and the pool.
     pub lane: Lane,
@@ -33,21 +33,21 @@ pub struct Segment {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct LiveBlock {
-    /// The address.
+    /// The address of the block.
     pub address: u64,
     /// The size in bytes, as requested.
     pub bytes: u64,
-    /// The rounded size in bytes, as the source has it. Without it, the size of a block in a segment is
-    /// rounded by PyTorch's rules. The size of any other block is the requested size, because the allocator
-    /// is unknown.
+    /// The rounded size in bytes, as the source records it. If the source does not record it, the size of a
+    /// block in a segment is rounded by PyTorch's rules. The size of any other block is the requested size,
+    /// because the rules of its allocator are not known.
     pub rounded_bytes: u64,
-    /// Whether the program had freed it, and it waited for other streams.
+    /// Whether the program had freed the block, and the block waited for other streams.
     pub is_held: bool,
-    /// The call stack of its allocation.
+    /// The call stack of the block's allocation.
     pub stack: Option<Id>,
-    /// The number of the event that allocated it.
+    /// The number of the event that allocated the block.
     pub event: usize,
-    /// The stream and the pool.
+    /// The stream and the pool of the block.
     pub lane: Lane,
 }
 
@@ -70,8 +70,8 @@ pub struct Moment {
 }
 
 impl Recording {
-    /// Returns the memory after the event with this number, counted from 0, or after the last event if there
-    /// are fewer.
+    /// Returns the memory after the event with this number, counted from 0. If there are fewer events,
+    /// returns the memory after the last event.
     pub fn moment(&self, number: usize) -> Moment {
         let mut walk = Walk::new(self);
         walk.go_to(number);
@@ -79,23 +79,23 @@ impl Recording {
     }
 }
 
-/// Walks over a recording, and knows the memory after the last event that it reached.
+/// Walks over the events of a recording, and knows the memory after the last event that it has reached.
 pub(crate) struct Walk<'a> {
     recording: &'a Recording,
     /// The number of the next event.
     next: usize,
     segments: BTreeMap<u64, Segment>,
-    /// By address: the number of the allocation, and whether the block is held.
+    /// The live blocks by address: the number of the allocation, and whether the block is held.
     blocks: HashMap<u64, (usize, bool)>,
 }
 
 impl<'a> Walk<'a> {
-    /// Begins before the first event.
+    /// Returns a walk that begins before the first event.
     pub(crate) fn new(recording: &'a Recording) -> Self {
         Self { recording, next: 0, segments: BTreeMap::new(), blocks: HashMap::default() }
     }
 
-    /// Walks to the event with this number, or to the last one. The walk never goes back.
+    /// Walks to the event with this number, or to the last event. The walk never goes back.
     pub(crate) fn go_to(&mut self, number: usize) {
         let end = number.saturating_add(1).min(self.recording.len());
         for at in self.next..end {
@@ -138,7 +138,7 @@ impl<'a> Walk<'a> {
         };
         let mut blocks: Vec<LiveBlock> = self.blocks.iter().filter_map(block).collect();
         blocks.sort_unstable_by_key(|block| block.address);
-        // Segments never overlap in an allocator, so overlaps are cut off.
+        // In an allocator, segments never overlap, so an overlap in the file is removed.
         for at in 1..segments.len() {
             let room = segments[at].address - segments[at - 1].address;
             segments[at - 1].bytes = segments[at - 1].bytes.min(room);
@@ -155,12 +155,13 @@ impl<'a> Walk<'a> {
 }
 
 impl Moment {
-    /// Returns the number of the event.
+    /// Returns the number of the event after which this is the memory.
     pub fn event(&self) -> usize {
         self.event
     }
 
-    /// Returns the segments in the order of addresses; each mapped range of an expandable segment is one.
+    /// Returns the segments in the order of addresses. Each mapped range of an expandable segment is a
+    /// separate segment here.
     pub fn segments(&self) -> &[Segment] {
         &self.segments
     }
@@ -170,7 +171,7 @@ impl Moment {
         &self.blocks
     }
 
-    /// Returns the blocks that lie in a segment, at least in part.
+    /// Returns the blocks that lie in a segment, completely or in part.
     pub fn blocks_in(&self, segment: &Segment) -> &[LiveBlock] {
         let end = segment.address.saturating_add(segment.bytes);
         let first = self.blocks.partition_point(|block| block.end() <= segment.address);
@@ -186,8 +187,8 @@ impl LiveBlock {
     }
 }
 
-/// Fills in rounded sizes that a source lacks. With `is_rounded`, blocks outside of all known segments are
-/// rounded as in PyTorch.
+/// Fills in the rounded sizes that a source does not record. With `is_rounded`, blocks outside of all known
+/// segments are rounded as in PyTorch.
 fn round(segments: &[Segment], blocks: &mut [LiveBlock], is_rounded: bool) {
     let ends = ends_of_runs(segments);
     for at in 0..blocks.len() {
@@ -203,13 +204,14 @@ fn round(segments: &[Segment], blocks: &mut [LiveBlock], is_rounded: bool) {
         let next = blocks.get(at + 1).map_or(u64::MAX, |next| next.address);
         let room = next.min(end) - address;
         let tail = room.saturating_sub(rounded);
-        // The rest that PyTorch would not split off belongs to the block.
+        // The bytes that PyTorch would not split off belong to the block.
         let is_unsplit = if is_large { tail <= UNSPLIT } else { tail < ROUNDED_TO };
         blocks[at].rounded_bytes = if is_unsplit { room.max(rounded) } else { rounded };
     }
 }
 
-/// Returns the end of each segment; for an expandable one, the end of the last segment that adjoins it.
+/// Returns the end of each segment. For an expandable segment, returns the end of the last segment that
+/// adjoins it.
 fn ends_of_runs(segments: &[Segment]) -> Vec<u64> {
     let mut ends: Vec<u64> =
         segments.iter().map(|segment| segment.address.saturating_add(segment.bytes)).collect();
@@ -222,14 +224,15 @@ fn ends_of_runs(segments: &[Segment]) -> Vec<u64> {
     ends
 }
 
-/// Returns the end of the run of segments that holds an address, and whether it is for large blocks.
+/// Returns the end of the run of segments that contains an address, and whether these segments are for large
+/// blocks.
 fn segment_of(segments: &[Segment], ends: &[u64], address: u64) -> Option<(u64, bool)> {
     let at = segments.partition_point(|segment| segment.address <= address).checked_sub(1)?;
     let Segment { address: start, bytes, .. } = segments[at];
     (start.saturating_add(bytes) > address).then(|| (ends[at], bytes > SMALL_SEGMENT))
 }
 
-/// Removes a range from the segments that hold it.
+/// Removes a range from the segments that contain it.
 fn cut(segments: &mut BTreeMap<u64, Segment>, address: u64, bytes: u64) {
     let end = address.saturating_add(bytes);
     while let Some((&start, &segment)) = segments.range(..end).next_back() {

@@ -1,9 +1,8 @@
-//! Notes, in which a log with RMM's columns carries the data that RMM has no column for. A note belongs to
-//! the next row.
+//! Notes: the data in a log that RMM has no column for. A note belongs to the next row.
 //!
-//! A note is a sequence of words with a space between them; notes are separated by `;`. A character that a
-//! word cannot hold becomes `%` and two hexadecimal digits, an empty word becomes `~`, and an absent word
-//! `-`.
+//! A note is a sequence of words, separated by spaces. Notes are separated by `;`. A character that a word
+//! cannot contain becomes `%` and two hexadecimal digits. An empty word becomes `~`, and an absent word
+//! becomes `-`.
 
 use std::fmt::Write;
 
@@ -21,11 +20,11 @@ pub(crate) mod word {
 }
 
 /// Characters that start a formula in spreadsheets. OWASP's list also has tab and carriage return, but words
-/// never contain them.
+/// never contain these characters.
 const FORMULA: [char; 4] = ['=', '+', '-', '@'];
 
 /// Adds a text as one word. If its first character could start a formula, the character becomes `%` and its
-/// number. So no spreadsheet runs a stranger's text when it opens the log.
+/// number. So no spreadsheet runs text from an untrusted program when it opens the log.
 pub(crate) fn push_word(notes: &mut String, text: &str) {
     if text.is_empty() {
         notes.push('~');

@@ -1,4 +1,4 @@
-//! Makes a program from a recording.
+//! Makes a program, which can be replayed, from a recording.
 
 use millpond_core::{DeviceId, DevicePtr};
 use millpond_engine::Result;
@@ -8,9 +8,9 @@ use millpond_engine::program::{Limits, Program, ProgramBuilder};
 use super::{EventKind, Lane, Recording};
 
 impl Recording {
-    /// Makes a program of the recording's allocations, frees and failed requests. It first allocates the
-    /// blocks that were live before the recording began. A line of the program is the number of the event,
-    /// counted from 1.
+    /// Makes a program from the recording's allocations, frees and failed requests. The program first
+    /// allocates the blocks that were live before the recording began. The line number of a call is the
+    /// number of its event, counted from 1.
     ///
     /// # Errors
     /// The recording has no such events, only sums, or only failed requests. Or the temporary file cannot be
@@ -35,7 +35,7 @@ impl Recording {
         }
         let program = builder.finish()?;
         if program.summary().events == 0 {
-            let reason = "holds no allocations and no frees: nothing to replay".to_owned();
+            let reason = "holds no allocations and no frees: there is nothing to replay".to_owned();
             return Err(LogError::new(self.file(), 0, reason).into());
         }
         let check = self.check().filter(|check| !check.is_equal());

@@ -7,49 +7,50 @@ use serde::Serialize;
 
 use super::{EventKind, Recording};
 
-/// Counts and sums of a recording. Sizes are in bytes; blocks count with their requested sizes.
+/// Counts and sums over a recording. Sizes are in bytes, and blocks count with their requested sizes.
 #[derive(Clone, Default, PartialEq, Eq, Debug, Serialize)]
 #[non_exhaustive]
 pub struct Sums {
     /// The number of events, including events from before the recording.
     pub events: u64,
-    /// The allocations in the recording.
+    /// The number of allocations in the recording.
     pub allocations: u64,
-    /// The frees.
+    /// The number of frees.
     pub frees: u64,
-    /// The failed allocations.
+    /// The number of failed allocations.
     pub failures: u64,
-    /// The failed requests. All failures before a success of the same size, thread and stream count as one
-    /// request.
+    /// The number of failed requests. All failures before a success of the same size, thread and stream count
+    /// as one request.
     pub failed_requests: u64,
-    /// Blocks that were live when recording began.
+    /// The number of blocks that were live when recording began.
     pub blocks_before: u64,
-    /// Their bytes.
+    /// The bytes of the blocks that were live when recording began.
     pub bytes_before: u64,
-    /// Blocks that are live at the end.
+    /// The number of blocks that are live at the end.
     pub live_blocks: u64,
-    /// Their bytes.
+    /// The bytes of the blocks that are live at the end.
     pub live_bytes: u64,
-    /// The most bytes live at one time.
+    /// The most bytes that were live at one time.
     pub peak_live_bytes: u64,
-    /// The number of the event that reached this peak.
+    /// The number of the event at which the most bytes were live, counted from 0.
     pub peak_event: u64,
-    /// The bytes that the allocator held from the driver at the end; `None` if the source does not have them.
+    /// The bytes that the allocator had reserved from the driver at the end; `None` if the source does not
+    /// record them.
     pub reserved_bytes: Option<u64>,
-    /// The most bytes that it held at one time.
+    /// The most bytes that the allocator had reserved at one time; `None` if the source does not record them.
     pub peak_reserved_bytes: Option<u64>,
-    /// Frees that waited for other streams.
+    /// The number of frees that waited for other streams.
     pub held_blocks: u64,
-    /// Events with a call stack.
+    /// The number of events with a call stack.
     pub with_stack: u64,
-    /// Different call stacks.
+    /// The number of different call stacks.
     pub stacks: u64,
-    /// Different streams.
+    /// The number of different streams.
     pub streams: u64,
 }
 
 impl Recording {
-    /// Returns the sums over the events.
+    /// Returns the counts and sums over the events.
     pub fn sums(&self) -> Sums {
         let streams = self.stream_count() as u64;
         let mut sums = Sums { events: self.len() as u64, streams, ..Sums::default() };

@@ -1,4 +1,4 @@
-//! Texts, frames and stacks, each stored once.
+//! Texts, frames and call stacks. Each of them is stored once.
 
 use std::collections::HashMap;
 use std::hash::Hash;
@@ -7,7 +7,8 @@ use std::num::NonZeroU32;
 use super::Id;
 use crate::budget::{Budget, Exceeded};
 
-/// The bytes of a table's entry except its value: the map's entry with free space, also while the map grows.
+/// The bytes of a table entry without its value: an entry of the map, with its share of free space, also
+/// while the map grows.
 const ENTRY_BYTES: usize = 64;
 
 /// Different values in the order of their first use, numbered from 1.
@@ -30,7 +31,8 @@ impl<T: Hash + Eq> PartialEq for Table<T> {
 }
 
 impl<T: Hash + Eq + Clone> Table<T> {
-    /// Returns the number of a value, which is added if it is new. `bytes` is its size on the heap.
+    /// Returns the number of a value. If the value is new, it is added. `bytes` is the size of the value on
+    /// the heap.
     pub(super) fn number(&mut self, value: T, bytes: usize, budget: &mut Budget) -> Result<Id, Exceeded> {
         if let Some(&number) = self.numbers.get(&value) {
             return Ok(number);

@@ -1,30 +1,31 @@
-//! Adds up small blocks between marks. At each mark, the sums are exact.
+//! Adds up small blocks between marks, which are chosen events. At each mark, the sums are exact.
 
 use rustc_hash::FxHashMap;
 
 use super::census::Sum;
 
-/// The number of equal parts between marks at first.
+/// The number of equal parts into which marks divide the events at first.
 const PARTS: usize = 2048;
-/// Fewer parts would tell nothing.
+/// With fewer parts than this, the sums would show nothing.
 const FEWEST: usize = 32;
-/// The most sums.
+/// The most sums that are kept.
 const LIMIT: usize = 600_000;
 
-/// The blocks of one origin that began in one part and ended in another.
+/// The blocks of one origin that began between the same two marks, and ended between the same two marks.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub(super) struct Band {
     pub(super) origin: u32,
     /// The first mark after which the blocks were live.
     pub(super) from: u16,
-    /// The first later mark after which they were not; the number of marks if there is none.
+    /// The first later mark after which the blocks were no longer live. If there is none, this is the number
+    /// of marks.
     pub(super) to: u16,
 }
 
 /// Sums of small blocks, exact at marks.
 #[derive(Debug)]
 pub(super) struct Bands {
-    /// The events of the marks, in order, and whether the mark always stays.
+    /// The events of the marks, in order, and whether the mark must stay.
     marks: Vec<(u32, bool)>,
     events: usize,
     limit: usize,
@@ -32,19 +33,20 @@ pub(super) struct Bands {
 }
 
 impl Bands {
-    /// Returns no sums, with marks at some events, at equal distances, and at the last event.
+    /// Returns an empty list of sums. It has marks at the given events, at equal distances, and at the last
+    /// event.
     pub(super) fn new(events: usize, fixed: impl Iterator<Item = usize>) -> Self {
         let last = events.saturating_sub(1);
         let mut marks: Vec<(u32, bool)> =
             (1..PARTS).map(|part| ((part * events / PARTS) as u32, false)).collect();
         marks.extend(fixed.chain([last]).map(|event| (event.min(last) as u32, true)));
-        // At equal events, the mark that stays comes first.
+        // If two marks are at the same event, the mark that must stay comes first.
         marks.sort_unstable_by_key(|&(event, is_fixed)| (event, !is_fixed));
         marks.dedup_by_key(|&mut (event, _)| event);
         Self { marks, events, limit: LIMIT, sums: FxHashMap::default() }
     }
 
-    /// Adds a block. A block that no mark sees changes no sum.
+    /// Adds a block. If the block is live at no mark, no sum changes.
     pub(super) fn add(&mut self, origin: u32, start: usize, end: usize, bytes: u64) {
         let (from, to) = (self.first_from(start), self.first_from(end));
         if from == to {
@@ -56,7 +58,8 @@ impl Bands {
         }
     }
 
-    /// Returns the first mark at or after an event. A block that ends just at a mark is not live after it.
+    /// Returns the first mark at or after an event. A block that ends exactly at a mark is not live after the
+    /// mark.
     fn first_from(&self, event: usize) -> u16 {
         if event >= self.events {
             return self.marks.len() as u16;
@@ -64,7 +67,7 @@ impl Bands {
         self.marks.partition_point(|&(mark, _)| (mark as usize) < event) as u16
     }
 
-    /// Removes every second mark that need not stay.
+    /// Removes every second mark that may be removed.
     fn halve(&mut self) {
         let before = std::mem::take(&mut self.marks);
         let mut keeps = false;

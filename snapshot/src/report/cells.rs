@@ -1,14 +1,14 @@
-//! Draws small blocks into the cells of a coarse map: how much of each cell they cover, and in which colour
-//! most.
+//! Draws small blocks into the cells of a coarse map. Each cell gets the share that blocks cover, and the
+//! colour that covers most.
 
-/// The cells of the map, over events and over addresses.
+/// The number of cells of the map, over events and over addresses.
 pub(super) const COLUMNS: usize = 1024;
 pub(super) const ROWS: usize = 192;
 
-/// The colours of the map; the last one is for all stacks without their own.
+/// The number of colours of the map. The last colour is for all call stacks that have no colour of their own.
 pub(super) const COLOURS: usize = 12;
 
-/// The cells, as the differences between neighbouring columns: a long block changes few of them.
+/// The cells, as differences between neighbouring columns. A long block changes only few differences.
 #[derive(Debug)]
 pub(super) struct Cells {
     steps: Vec<f64>,
@@ -16,7 +16,7 @@ pub(super) struct Cells {
     height: f64,
 }
 
-/// A row of a colour: one more difference than columns, for blocks that reach the end.
+/// The length of one colour's row. It has one difference more than columns, for blocks that reach the end.
 const STRIDE: usize = COLUMNS + 2;
 
 impl Cells {
@@ -53,7 +53,8 @@ impl Cells {
         steps[last + 1] -= tail;
     }
 
-    /// Returns for each cell, row by row, the covered share in 255ths, and the colour that covers most.
+    /// Returns two values for each cell, row by row: the covered share in 255ths, and the colour that covers
+    /// most.
     pub(super) fn finish(&self) -> (Vec<u8>, Vec<u8>) {
         let (mut shares, mut colours) = (Vec::new(), Vec::new());
         for row in 0..ROWS {
@@ -64,7 +65,7 @@ impl Cells {
                 }
                 let share: f64 = covered.iter().sum();
                 let most = (0..COLOURS).max_by(|&a, &b| covered[a].total_cmp(&covered[b])).unwrap_or(0);
-                // The differences of many blocks leave a little of each.
+                // The differences of many blocks leave a small rounding error.
                 let is_empty = share < 1e-6;
                 shares.push(if is_empty { 0 } else { (share.min(1.0) * 255.0).ceil() as u8 });
                 colours.push(if is_empty { 0 } else { most as u8 });

@@ -1,4 +1,4 @@
-//! One pass over a recording counts all of its blocks for the page.
+//! Counts all blocks of a recording for the page, in one pass.
 
 use foldhash::HashMap;
 
@@ -6,16 +6,17 @@ use super::places::Places;
 use super::texts::Texts;
 use crate::recording::{Event, EventKind, Id, Recording};
 
-/// A block is temporary, as memray defines it, if its thread made at most this number of other allocations
-/// before the block was freed.
+/// The thresholds for temporary blocks, as memray defines them. A block is temporary if its thread made at
+/// most this number of other allocations before the block was freed.
 pub(super) const THRESHOLDS: [u64; 3] = [1, 10, 100];
 
-/// The parts of a power of two that areas of blocks are told apart by.
+/// The number of parts of a power of two. Areas of blocks (bytes times events) are distinguished by these
+/// parts.
 const PER_OCTAVE: f64 = 8.0;
-/// More than the parts of the largest area: 64 bits of bytes and 32 bits of events.
+/// A number above the part of the largest area, which has 64 bits of bytes and 32 bits of events.
 const AREAS: usize = 97 * 8;
 
-/// Blocks, and their bytes.
+/// A number of blocks, and the sum of their bytes.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Sum {
     pub(super) blocks: u64,
@@ -29,23 +30,23 @@ impl Sum {
     }
 }
 
-/// The blocks of one stack on one thread and stream.
+/// The blocks of one call stack on one thread and stream.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Origin {
     pub(super) stack: u32,
     pub(super) lane: u32,
     pub(super) all: Sum,
     pub(super) freed: u64,
-    /// The sum of the lives of freed blocks, in events and in the unit of the clock.
+    /// The sum of the lives of freed blocks, in events, and in the unit of the clock.
     pub(super) life: u64,
     pub(super) lasted: u64,
-    /// Temporary blocks by threshold.
+    /// The temporary blocks, by threshold.
     pub(super) temporary: [Sum; 3],
     pub(super) at_peak: Sum,
     pub(super) at_end: Sum,
 }
 
-/// The least and the most bytes after each event of equal parts.
+/// The fewest and the most live bytes in each of equal parts of the events.
 #[derive(Debug)]
 pub(super) struct Course {
     pub(super) low: Vec<u64>,
@@ -69,7 +70,7 @@ impl Course {
     }
 }
 
-/// The times of events, from the first one on. An event without a time has the time of the previous event.
+/// The times of events, from the first event on. An event without a time gets the time of the previous event.
 #[derive(Debug, Default)]
 pub(super) struct Times {
     first: Option<u64>,
@@ -81,7 +82,7 @@ pub(super) struct Times {
 }
 
 impl Times {
-    /// Returns the time of an event, which must not be before the previous one.
+    /// Returns the time of an event. The event must not be before the previous one.
     pub(super) fn next(&mut self, event: &Event) -> u64 {
         if let Some(time) = event.time() {
             let first = *self.first.get_or_insert(time);
@@ -90,7 +91,7 @@ impl Times {
         self.latest
     }
 
-    /// Returns whether the times tell events apart.
+    /// Returns whether the times distinguish events.
     pub(super) fn are_known(&self) -> bool {
         self.latest > 0
     }
@@ -105,39 +106,40 @@ struct Live {
     start: u32,
     bytes: u64,
     time: u64,
-    /// The allocations of the block's thread up to this one.
+    /// The number of allocations of the block's thread up to this block.
     allocations: u64,
 }
 
 /// The counts of all blocks.
 #[derive(Debug)]
 pub(super) struct Census {
-    /// The event that ended each block, in the order in which they began; the number of events if none did.
+    /// The number of the event that ended each block, in the order in which the blocks began. If no event
+    /// ended a block, this is the number of events.
     pub(super) ends: Vec<u32>,
     /// The number of the origin of each block.
     pub(super) block_origins: Vec<u32>,
     pub(super) origins: Vec<Origin>,
-    /// The most bytes of each group of stacks at one time.
+    /// The most bytes that each group of call stacks had at one time.
     pub(super) group_peaks: Vec<u64>,
     pub(super) live: Course,
     pub(super) times: Times,
     /// The event after which the most bytes were live.
     pub(super) peak: usize,
     pub(super) places: Places,
-    /// The number of blocks by area: bytes times events.
+    /// The number of blocks by area, which is bytes times events.
     areas: Vec<u64>,
-    /// Blocks by [`shape`], and how many of them were never freed.
+    /// The blocks by [`shape`], and how many of these blocks were never freed.
     pub(super) shapes: Vec<(Sum, u64)>,
 }
 
-/// Returns the number of a size and a life, each in powers of two.
+/// Returns the number of a combination of size and life. Both are distinguished by powers of two.
 fn shape(bytes: u64, events: u64) -> usize {
     (bytes.max(1).ilog2() * 64 + events.max(1).ilog2()) as usize
 }
 
 impl Census {
-    /// Counts the blocks of a recording with this number of allocations. The course of live memory has a
-    /// part for each `step` events.
+    /// Counts the blocks of a recording that has this number of allocations. The course of live memory has
+    /// one part for each `step` events.
     pub(super) fn of<'a>(
         recording: &'a Recording,
         texts: &mut Texts<'a>,
@@ -167,14 +169,14 @@ impl Census {
         counter.finish()
     }
 
-    /// Returns the part of a block by its area.
+    /// Returns the part to which a block belongs by its area.
     pub(super) fn area(bytes: u64, events: u64) -> usize {
         let area = bytes as f64 * events as f64 + 1.0;
         ((area.log2() * PER_OCTAVE) as usize).min(AREAS - 1)
     }
 
-    /// Returns the least area of the `limit` largest blocks, and how many blocks of just this area are among
-    /// them.
+    /// Returns the smallest area among the `limit` largest blocks, and how many of these blocks have this
+    /// area.
     pub(super) fn least_area(&self, limit: u64) -> (usize, u64) {
         let mut left = limit;
         for (area, &count) in self.areas.iter().enumerate().rev() {
@@ -186,7 +188,7 @@ impl Census {
         (0, u64::MAX)
     }
 
-    /// Returns the start event, the block and its number for all blocks, in the order of their starts.
+    /// For all blocks, returns the start event, the block, and its number, in the order of their starts.
     pub(super) fn blocks<'a>(
         &self,
         recording: &'a Recording,
@@ -196,7 +198,7 @@ impl Census {
         allocated.zip(0..).map(|((start, event), block)| (start, event, block))
     }
 
-    /// Adds up what each origin holds at the peak and at the end.
+    /// Adds up the bytes that each origin holds at the peak and at the end.
     fn add_moments(&mut self, recording: &Recording) {
         let mut origins = std::mem::take(&mut self.origins);
         for (start, event, block) in self.blocks(recording) {
@@ -221,9 +223,9 @@ struct Counter<'a, 't> {
     bytes: u64,
     most: u64,
     numbers: HashMap<(Option<Id>, bool, u32), u32>,
-    /// The allocations of each thread so far.
+    /// The number of allocations of each thread so far.
     allocations: HashMap<u64, u64>,
-    /// The live bytes of each group.
+    /// The live bytes of each group of call stacks.
     groups: Vec<u64>,
 }
 
@@ -269,7 +271,7 @@ impl<'a, 't> Counter<'a, 't> {
         self.census.block_origins.push(origin);
         self.census.places.add(event.address, event.bytes);
         self.census.origins[origin as usize].all.add(event.bytes);
-        // If the address is still live, the source lost its free.
+        // If the address is still live, the source lost the block's free.
         if let Some(lost) = self.live.insert(event.address, live) {
             self.end(&lost, Some((at, time)));
         }
@@ -296,7 +298,7 @@ impl<'a, 't> Counter<'a, 't> {
         number
     }
 
-    /// Ends a block, at an event and its time, or with the recording.
+    /// Ends a block at an event and its time, or at the end of the recording.
     fn end(&mut self, live: &Live, ended: Option<(usize, u64)>) {
         let at = ended.map_or(self.recording.len(), |(at, _)| at);
         let block = live.block as usize;
@@ -324,7 +326,7 @@ impl<'a, 't> Counter<'a, 't> {
     }
 
     fn finish(mut self) -> Census {
-        // The map's order differs from run to run.
+        // The order of the map's entries differs between runs.
         let mut live: Vec<(u64, Live)> = std::mem::take(&mut self.live).into_iter().collect();
         live.sort_unstable_by_key(|(address, _)| *address);
         for (_, live) in live {

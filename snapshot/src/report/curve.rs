@@ -1,4 +1,4 @@
-//! The bytes that a stack of resources reserves while it replays a recording.
+//! The bytes that a stack of memory resources reserves while it replays a recording.
 
 use std::fmt;
 use std::sync::Arc;
@@ -20,13 +20,14 @@ use crate::recording::{EventKind, Recording};
 /// The number of parts of a curve.
 const PARTS: usize = 4096;
 
-/// The bytes that a stack of resources reserved while it replayed a recording.
+/// The bytes that a stack of memory resources reserved while it replayed a recording.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 #[non_exhaustive]
 pub struct Curve {
     /// The stack as text.
     pub name: String,
-    /// The events are divided into equal parts; for each, the most bytes that the stack held from the driver.
+    /// The events are divided into equal parts. For each part, this is the most bytes that the stack had
+    /// reserved from the driver.
     pub bytes: Vec<u64>,
 }
 
@@ -34,7 +35,7 @@ impl Curve {
     /// Replays a recording once, on one thread, through a stack on a device.
     ///
     /// # Errors
-    /// The stack cannot be built, the device cannot be opened, or the recording has nothing to replay. A
+    /// The stack cannot be built, the device cannot be opened, or the recording has no calls to replay. A
     /// failed request is not an error.
     pub fn of(
         recording: &Recording,
@@ -69,7 +70,7 @@ impl Curve {
     }
 }
 
-/// After each call, notes how much the stack below has from the driver.
+/// A layer that notes after each call how many bytes the stack below has reserved from the driver.
 #[derive(Debug)]
 struct Sampled {
     upstream: AnyResource,
@@ -89,7 +90,7 @@ impl fmt::Display for Sampled {
 impl Sampled {
     fn note(&self) {
         let call = self.calls.fetch_add(1, Ordering::Relaxed);
-        // Blocks that the recording never frees are freed after its end.
+        // Blocks that the recording never frees are freed after its end. These frees belong to no part.
         let Some(&part) = self.parts.get(call) else { return };
         let taken = self.counting.bytes_held();
         if let Some(most) = self.most.lock().get_mut(usize::from(part)) {
@@ -107,7 +108,7 @@ unsafe impl DeviceMemoryResource for Sampled {
     }
 
     unsafe fn deallocate(&self, ptr: DevicePtr, layout: Layout, stream: StreamRef) {
-        // SAFETY: the caller's promises hold for the upstream, where the block came from.
+        // SAFETY: the caller's promises hold for the upstream, which allocated the block.
         unsafe { self.upstream.deallocate(ptr, layout, stream) };
         self.note();
     }

@@ -1,9 +1,9 @@
-//! Writes one HTML page about a recording. The page needs no other file and requests nothing.
+//! Writes one HTML page about a recording. The page needs no other file, and makes no network requests.
 //!
-//! The page's policy allows only its own script and style, by their hashes. A stranger may have written the
-//! texts of the recording, so they are JSON in the page, and the script shows them only as text. The page
-//! also has the packed columns of all blocks, so it can draw any part of them. Of a long recording, it has
-//! the largest blocks, and sums of the others that are exact at marks.
+//! The page's security policy allows only its own script and style, by their hashes. The texts of the
+//! recording may come from an untrusted program. So they are JSON in the page, and the script shows them only
+//! as text. The page contains the packed columns of all blocks, so it can draw any part of them. For a long
+//! recording, it contains the largest blocks, and sums of the other blocks, which are exact at chosen events.
 
 mod bands;
 mod cells;
@@ -64,20 +64,20 @@ const SCRIPTS: [&str; 16] = [
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct Page<'a> {
-    /// The recording.
+    /// The recording to draw.
     pub recording: &'a Recording,
-    /// The recording's explanation, from [`explain`](crate::explain::explain).
+    /// The explanation of the recording, from [`explain`](crate::explain::explain).
     pub explanation: &'a Explanation,
-    /// Another run to compare with.
+    /// The recording of another run, to compare with.
     pub other: Option<&'a Recording>,
     /// A placement of the recording's blocks.
     pub placement: Option<&'a Placement>,
-    /// The bytes that stacks of resources reserved for the recording.
+    /// The bytes that stacks of memory resources reserved while they replayed the recording.
     pub curves: &'a [Curve],
 }
 
 impl<'a> Page<'a> {
-    /// Returns the page of a recording alone.
+    /// Returns a page with only the recording and its explanation.
     pub const fn new(recording: &'a Recording, explanation: &'a Explanation) -> Self {
         Self { recording, explanation, other: None, placement: None, curves: &[] }
     }
@@ -89,7 +89,7 @@ impl<'a> Page<'a> {
     }
 }
 
-/// The JSON in the page under the id `summary`, for programs.
+/// The JSON in the page with the id `summary`, for programs.
 #[derive(Serialize)]
 struct Summary<'a> {
     version: u32,
@@ -149,7 +149,7 @@ impl Page<'_> {
             ("layout", &layout),
             ("data", &data),
         ];
-        // Only the template is searched for marks, never their replacements.
+        // Only the template is searched for placeholders, never the texts that replace them.
         for (at, piece) in PAGE.split('@').enumerate() {
             let part = parts.iter().find(|(mark, _)| at % 2 == 1 && *mark == piece);
             out.write_all(part.map_or(piece, |(_, text)| text).as_bytes())?;
@@ -158,12 +158,12 @@ impl Page<'_> {
     }
 }
 
-/// Returns the hash of a script or a style, in the form of a policy.
+/// Returns the hash of a script or a style, in the form that a security policy needs.
 fn hash(text: &str) -> String {
     format!("sha256-{}", base64(&Sha256::digest(text.as_bytes())))
 }
 
-/// Returns JSON that cannot end an HTML element, whatever its texts are.
+/// Returns JSON that cannot end an HTML element, whatever texts it contains.
 fn json(value: &impl Serialize) -> io::Result<String> {
     Ok(serde_json::to_string(value)?.replace('<', "\\u003c"))
 }

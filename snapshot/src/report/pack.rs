@@ -1,4 +1,5 @@
-//! Packs columns of numbers into text: the bytes of equal weight together, deflated, then in base64.
+//! Packs columns of numbers into text. The bytes of equal weight are put together, compressed with deflate,
+//! and encoded in base64.
 
 use std::io::{self, Write};
 
@@ -6,21 +7,21 @@ use flate2::Compression;
 use flate2::write::ZlibEncoder;
 use serde::Serialize;
 
-/// The largest number that a column can hold; JavaScript's numbers are exact up to here.
+/// The largest number that a column can hold. JavaScript's numbers are exact up to this number.
 const MOST: u64 = (1 << 53) - 1;
 
-/// The place of a column in the unpacked bytes. A number of `width` bytes takes one byte of each of `width`
-/// planes; the plane of the lowest bytes comes first.
+/// Where a column lies in the unpacked bytes. The bytes are divided into `width` planes, and a number of
+/// `width` bytes has one byte in each plane. The plane of the lowest bytes comes first.
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct Column {
     name: String,
-    /// The offset in bytes.
+    /// The offset of the column in bytes.
     offset: usize,
-    /// The length in numbers.
+    /// How many numbers the column has.
     length: usize,
-    /// The bytes of each number, 1 to 7.
+    /// The bytes of each number, from 1 to 7.
     width: usize,
-    /// Whether the numbers are the differences to the previous ones.
+    /// Whether the numbers are the differences to the previous numbers.
     steps: bool,
 }
 
@@ -36,7 +37,7 @@ impl Pack {
         Self { bytes: 0, packed: ZlibEncoder::new(Vec::new(), Compression::default()) }
     }
 
-    /// Adds a column. Larger numbers than JavaScript's become its largest one.
+    /// Adds a column. Numbers that are too large for JavaScript become the largest exact number.
     pub(super) fn numbers(
         &mut self,
         name: impl Into<String>,
@@ -45,7 +46,7 @@ impl Pack {
         self.column(name.into(), &values.into_iter().collect::<Vec<u64>>(), false)
     }
 
-    /// Adds a column of numbers that never fall, as differences.
+    /// Adds a column of numbers that never decrease, as differences.
     pub(super) fn rising(
         &mut self,
         name: impl Into<String>,

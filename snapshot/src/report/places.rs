@@ -1,6 +1,6 @@
-//! Maps addresses to drawing positions; addresses that were never used are left out.
+//! Maps addresses to drawing positions. Addresses that were never used get no position.
 
-/// The ranges that wait until they are merged.
+/// The number of ranges that wait before they are merged.
 const WAITING: usize = 1 << 16;
 
 /// The used ranges of addresses.
@@ -9,7 +9,7 @@ pub(super) struct Places {
     /// Disjoint ranges in order, each with its start and its end.
     merged: Vec<(u64, u64)>,
     waiting: Vec<(u64, u64)>,
-    /// The bytes in all earlier ranges.
+    /// The number of bytes in all earlier ranges, for each range.
     below: Vec<u64>,
 }
 
@@ -39,7 +39,7 @@ impl Places {
         }
     }
 
-    /// Ends adding; returns the bytes in all ranges.
+    /// Ends the adding of ranges. Returns the bytes in all ranges.
     pub(super) fn finish(&mut self) -> u64 {
         self.merge();
         let mut height = 0_u64;

@@ -1,4 +1,5 @@
-//! The page's data about one recording: columns of its largest blocks, sums of the others, and its stacks.
+//! The page's data about one recording: columns of its largest blocks, sums of the other blocks, and its call
+//! stacks.
 
 use std::io;
 
@@ -14,16 +15,16 @@ use super::texts::Texts;
 use crate::placement::Placement;
 use crate::recording::{Clock, EventKind, Id, Life, Recording};
 
-/// The most blocks of a page. Of a recording with more, the page has the largest ones by bytes times events.
+/// The most blocks in a page. If a recording has more, the page has the largest blocks by bytes times events.
 const BLOCKS: usize = 200_000;
 
-/// The most events whose live memory the page has one by one.
+/// The most events for which the page has the live memory after each event.
 const EVENTS: usize = 1_000_000;
 
 /// The most parts of the course of a longer recording.
 const PARTS: usize = 1 << 15;
 
-/// The most ranges of addresses whose addresses the page has.
+/// The most ranges for which the page has the addresses.
 const RANGES: usize = 1 << 14;
 
 /// The most marks, failed requests, and segments.
@@ -36,19 +37,19 @@ const SEGMENTS: usize = 50_000;
 pub(super) struct Run<'a> {
     file: String,
     events: usize,
-    /// The events in each part of the course.
+    /// The number of events in each part of the course.
     step: usize,
     clock: Clock,
-    /// The unit of times, in the unit of the clock.
+    /// The unit of the page's times, in units of the clock.
     time_unit: u64,
     columns: Vec<Column>,
-    /// The number of bytes in all address ranges that were ever used.
+    /// The number of bytes in all ranges of addresses that were ever used.
     height: u64,
     /// The number of all blocks.
     blocks: usize,
     /// The event with the most live memory.
     peak: usize,
-    /// The groups with their own colours: those that hold the most at the peak.
+    /// The groups that have their own colours: the groups that hold the most bytes at the peak.
     holders: Vec<usize>,
     thresholds: [u64; 3],
     /// The columns and the rows of the map of small blocks.
@@ -75,7 +76,7 @@ pub(super) struct Run<'a> {
 struct Failure {
     event: usize,
     bytes: u64,
-    /// The line that made the request.
+    /// The code line that made the request.
     lead: Option<String>,
 }
 
@@ -94,12 +95,12 @@ struct LaneText {
     pool: Option<String>,
 }
 
-/// The parts of the page beside the recording.
+/// The contents of the page in addition to the recording.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Extras<'a> {
     pub(super) placement: Option<&'a Placement>,
     pub(super) curves: &'a [Curve],
-    /// Whether the page has the sums of the recording only, and none of its blocks.
+    /// Whether the page has only sums over the recording, and none of its blocks.
     pub(super) is_brief: bool,
 }
 
@@ -197,7 +198,7 @@ impl<'a> Run<'a> {
         self.add(pack.numbers("shape_kept", shapes.map(|(_, (_, kept))| *kept)))
     }
 
-    /// Packs live and reserved bytes over events, unless the script can add them up, and the times.
+    /// Packs live and reserved bytes over events, unless the script can compute them. Also packs the times.
     fn course(
         &mut self,
         recording: &Recording,
@@ -222,7 +223,7 @@ impl<'a> Run<'a> {
         Ok(())
     }
 
-    /// Packs the largest blocks, and sums of the others.
+    /// Packs the largest blocks, and sums of the other blocks.
     fn blocks(
         &mut self,
         recording: &'a Recording,
@@ -320,7 +321,7 @@ impl<'a> Run<'a> {
         self.names(recording, largest, pack)
     }
 
-    /// Packs what later events tell about blocks: the names that the program gave them, and how many events a
+    /// Packs data about blocks from later events: the names that the program gave them, and how many events a
     /// free waited for other streams.
     fn names(&mut self, recording: &'a Recording, largest: &[(u32, u32)], pack: &mut Pack) -> io::Result<()> {
         let told = |kind| matches!(kind, EventKind::Annotate | EventKind::FreeRequested);
@@ -430,7 +431,7 @@ fn reserved(events: usize, segments: &[Life], step: usize) -> Course {
         changes.push((life.start, life.bytes, true));
         changes.push((life.end, life.bytes, false));
     }
-    // At one event, memory is given back before its rest begins.
+    // At one event, memory is returned before the remaining range begins.
     changes.sort_unstable_by_key(|&(event, _, is_taken)| (event, is_taken));
     let mut course = Course::new(step);
     let (mut bytes, mut next) = (0_u64, changes.into_iter().peekable());
@@ -443,7 +444,7 @@ fn reserved(events: usize, segments: &[Life], step: usize) -> Course {
     course
 }
 
-/// Returns the time at which each block began, and how long it lived, in units of the times.
+/// Returns the time at which each block began, and how long the block lived, in units of the page's times.
 fn times(recording: &Recording, census: &Census, largest: &[(u32, u32)]) -> (Vec<u64>, Vec<u64>) {
     let mut wanted: Vec<u32> =
         largest.iter().flat_map(|&(start, block)| [start, census.ends[block as usize]]).collect();
@@ -459,7 +460,7 @@ fn times(recording: &Recording, census: &Census, largest: &[(u32, u32)]) -> (Vec
             known.push(latest / census.times.unit);
         }
     }
-    // A block that was never freed lives to the end.
+    // A block that was never freed lives until the end.
     known.resize(wanted.len(), latest / census.times.unit);
     let time = |event: u32| wanted.binary_search(&event).map_or(0, |at| known[at]);
     let starts = largest.iter().map(|&(start, _)| time(start));
@@ -467,7 +468,7 @@ fn times(recording: &Recording, census: &Census, largest: &[(u32, u32)]) -> (Vec
     (starts.collect(), lasted.collect())
 }
 
-/// Returns the groups that hold the most at the peak; each has its own colour.
+/// Returns the groups that hold the most bytes at the peak. Each of them has its own colour.
 fn holders(census: &Census, texts: &Texts<'_>) -> Vec<usize> {
     let mut held: Vec<(u64, usize)> = (0..census.group_peaks.len()).map(|group| (0, group)).collect();
     for origin in &census.origins {

@@ -1,4 +1,4 @@
-//! The stacks of blocks, and their frames, each once.
+//! The call stacks of blocks, and their frames. Each of them is stored once.
 
 use std::collections::HashMap;
 
@@ -11,15 +11,16 @@ use crate::recording::{Id, Recording};
 #[derive(Debug, Default, Serialize)]
 pub(super) struct Texts<'a> {
     frames: Vec<String>,
-    /// The frames of each stack, outermost first. A stack without frames has the reason for that.
+    /// The frames of each call stack, the outermost first. If a call stack has no frames, it has the reason
+    /// for that.
     stacks: Vec<Vec<usize>>,
-    /// The same with the user's frames, and one name for the folded ones of each owner.
+    /// The same call stacks with the user's frames only. The folded frames of each owner have one name.
     parts: Vec<Vec<usize>>,
-    /// The group of each stack. The stacks of a group differ in folded frames only.
+    /// The group of each call stack. The call stacks of a group differ in folded frames only.
     pub(super) groups: Vec<usize>,
     /// The first line of each group, with the path of its modules.
     leads: Vec<String>,
-    /// The lines of each group that are not folded, outermost first.
+    /// The lines of each group that are not folded, the outermost first.
     lines: Vec<String>,
     #[serde(skip)]
     frame_numbers: HashMap<String, usize>,
@@ -30,7 +31,7 @@ pub(super) struct Texts<'a> {
 }
 
 impl<'a> Texts<'a> {
-    /// Returns the number of the stack of a block that the event `start` allocated.
+    /// Returns the number of the call stack of a block that the event `start` allocated.
     pub(super) fn stack(&mut self, recording: &'a Recording, stack: Option<Id>, start: usize) -> u32 {
         let stack = stack.ok_or_else(|| recording.without_stack(start));
         if let Some(&number) = self.stack_numbers.get(&stack) {
@@ -77,7 +78,7 @@ impl<'a> Texts<'a> {
         });
     }
 
-    /// Notes the group of the last stack.
+    /// Stores the group of the last call stack.
     fn group(&mut self, key: Result<Key<'a>, &'static str>, texts: impl FnOnce() -> (String, String)) {
         let next = self.leads.len();
         let group = *self.group_numbers.entry(key).or_insert(next);

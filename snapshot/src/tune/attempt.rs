@@ -1,4 +1,4 @@
-//! Replays a candidate at a capacity, and searches the smallest capacity that suffices.
+//! Replays a candidate at a capacity, and searches for the smallest capacity that suffices.
 
 use std::time::Instant;
 
@@ -19,29 +19,30 @@ const STALLS: [CallKind; 5] = [
     CallKind::EventSynchronize,
 ];
 
-/// Capacities are multiples of this, in bytes: the page of the driver.
+/// Capacities are multiples of this number of bytes, which is the page of the driver.
 pub(super) const PAGE: u64 = 2 << 20;
 
 /// Capacities differ by at least 1/`STEP` of the lower bound.
 const STEP: u64 = 256;
 
-/// How many steps above the smallest capacity are replayed too: more memory can be worse.
+/// How many steps above the smallest capacity are replayed, too. They are needed because a request can fail
+/// again with more memory.
 const ABOVE: u64 = 3;
 
-/// The most memory of a device here.
+/// The most bytes of memory of a simulated device in this search.
 pub(super) const MOST: u64 = 1 << 44;
 
 /// The cost of a replay.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 #[non_exhaustive]
 pub struct Cost {
-    /// The most bytes that the stack took from the driver at one time.
+    /// The most bytes that the stack reserved from the driver at one time.
     pub peak_bytes: u64,
-    /// Calls that wait for the device: cudaFree and the synchronising calls.
+    /// The number of calls that wait for the device: cudaFree, and the synchronising calls.
     pub stalls: u64,
-    /// All driver calls.
+    /// The number of all driver calls.
     pub driver_calls: u64,
-    /// The time in these calls on the simulated H200, in nanoseconds.
+    /// The time in the driver calls on the simulated H200, in nanoseconds.
     pub driver_ns: u64,
 }
 
@@ -49,32 +50,32 @@ pub struct Cost {
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 #[non_exhaustive]
 pub struct Smallest {
-    /// The capacity.
+    /// The smallest capacity in bytes.
     pub bytes: u64,
-    /// The cost of the replay there.
+    /// The cost of the replay at this capacity.
     pub cost: Cost,
-    /// Larger capacities that were also replayed and served everything.
+    /// Larger capacities that were also replayed, and that served every request.
     pub also_served: Vec<u64>,
     /// The largest capacity below `bytes` at which a request failed. `None` if no smaller capacity was tried,
     /// because `bytes` is the least that any allocator needs, in pages of 2 MiB.
     pub failed_below: Option<u64>,
 }
 
-/// Replays a program at capacities.
+/// Replays a program at different capacities.
 pub(super) struct Attempts<'a> {
     pub(super) program: &'a Program,
     pub(super) table: &'a LayerTable,
     /// The fewest bytes that any allocator needs.
     pub(super) bound: u64,
-    /// The deadline; `None` for no deadline.
+    /// The time at which the search stops; `None` for no deadline.
     pub(super) until: Option<Instant>,
 }
 
 /// The reason why a candidate has no result.
 pub(super) enum Stopped {
-    /// The time ran out.
+    /// The time was over before the search was finished.
     TimedOut,
-    /// It failed at every capacity tried.
+    /// A request failed at every capacity that was tried.
     NeverServed,
     Failed(Error),
 }
@@ -86,12 +87,12 @@ impl From<Error> for Stopped {
 }
 
 impl Attempts<'_> {
-    /// Returns the distance between capacities.
+    /// Returns the distance between two capacities.
     pub(super) fn step(&self) -> u64 {
         (self.bound / STEP).next_multiple_of(PAGE).max(PAGE)
     }
 
-    /// Replays on a device of this many bytes; `None` if a request fails.
+    /// Replays on a device with this many bytes. Returns `None` if a request fails.
     pub(super) fn at(&self, stack: &StackSpec, capacity: u64) -> std::result::Result<Option<Cost>, Stopped> {
         if self.until.is_some_and(|until| Instant::now() >= until) {
             return Err(Stopped::TimedOut);
@@ -121,11 +122,12 @@ impl Attempts<'_> {
         Ok(end.cost.filter(|_| outcome.failures == 0 && is_served))
     }
 
-    /// Finds the smallest capacity that suffices, by bisection, and replays the capacities above it.
+    /// Finds the smallest capacity that suffices by bisection. Then replays the capacities above it.
     pub(super) fn smallest(&self, stack: &StackSpec) -> std::result::Result<Smallest, Stopped> {
         let (step, least) = (self.step(), self.bound.next_multiple_of(PAGE).max(PAGE));
         let capacity = |steps: u64| least + steps * step;
-        // In steps above the lower bound: the largest that failed, and the smallest that served everything.
+        // These numbers are steps above the lower bound: the largest that failed, and the smallest that
+        // served every request.
         let (mut failed, mut served, mut distance) = (None, 0, 1);
         let mut cost = loop {
             if capacity(served) > MOST {
@@ -145,7 +147,8 @@ impl Attempts<'_> {
                 None => failed = Some(middle),
             }
         }
-        // More memory may be worse: if a larger capacity fails, continue above it.
+        // A request can fail again with more memory. If it fails at a larger capacity, the search continues
+        // above that capacity.
         let mut above = 1;
         while above <= ABOVE {
             match self.at(stack, capacity(served + above))? {

@@ -1,4 +1,4 @@
-//! The candidates that `tune` tries, depending on the file's format.
+//! The candidates that `tune` tries. They depend on the file's format.
 
 use serde::Serialize;
 
@@ -23,16 +23,16 @@ pub enum Family {
 /// One allocator with its settings.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct Candidate {
-    /// The stack that models it.
+    /// The text of the stack that models the allocator.
     pub stack: String,
     /// The allocator that the settings belong to.
     pub family: Family,
     /// Whether the file was recorded with these settings.
     pub is_recorded: bool,
-    /// For a pair of settings, the stacks of each setting alone.
+    /// For a pair of settings, the stacks that have only one of the two settings.
     #[serde(skip)]
     pub(super) parts: Vec<String>,
-    /// The line that selects it; `{bytes}` stands for the capacity in bytes.
+    /// The code line that selects the candidate. `{bytes}` stands for the capacity in bytes.
     #[serde(skip)]
     line: String,
     /// Known reasons why a program may be unable to use the candidate.
@@ -82,14 +82,14 @@ impl Candidate {
         self.line.replace("{bytes}", &capacity.to_string())
     }
 
-    /// Returns whether it takes a share of the device at once, so its peak says nothing.
+    /// Returns whether the candidate reserves a share of the device at once. Its peak then shows nothing.
     pub(super) fn takes_all(&self) -> bool {
         self.stack.contains('%')
     }
 }
 
 /// Returns the candidates for a file, the most common first. Pairs of settings come last, because they are
-/// skipped if the time runs out.
+/// skipped if the time is over.
 pub(super) fn of(recording: &Recording) -> Result<Vec<Candidate>, String> {
     let is_torch = recording.source().format.starts_with("PyTorch");
     let mut all = if is_torch { torch(recording)? } else { rmm() };
@@ -112,7 +112,8 @@ pub(super) fn of(recording: &Recording) -> Result<Vec<Candidate>, String> {
     Ok(all)
 }
 
-/// Returns settings of PyTorch's allocator: the recorded ones first, then one at a time, then pairs.
+/// Returns settings of PyTorch's allocator. The recorded settings come first, then single settings, then
+/// pairs.
 fn torch(recording: &Recording) -> Result<Vec<Candidate>, String> {
     let recorded = Settings::of(recording)?;
     let usual = Settings::default();
@@ -121,7 +122,7 @@ fn torch(recording: &Recording) -> Result<Vec<Candidate>, String> {
     let largest = largest.max().unwrap_or(0);
     let mut all = vec![recorded.clone(), usual.clone()];
     all.push(Settings { is_expandable: true, ..usual.clone() });
-    // A size that no block reaches changes nothing.
+    // A size that no block reaches has no effect.
     let sizes = [32, 64, 128, 256, 512, 1024].map(|size| size * MIB);
     let splits: Vec<u64> = sizes.into_iter().filter(|size| *size < largest.saturating_mul(2)).collect();
     all.extend(splits.iter().map(|&max_split| Settings { max_split, ..usual.clone() }));
@@ -159,7 +160,7 @@ fn rmm() -> Vec<Candidate> {
         Candidate::plain(stack, Family::Rmm, &line, constraint)
     };
     let cuda = "rmm.mr.CudaMemoryResource()";
-    let all = "takes this much at once, so other users of the GPU cannot have it";
+    let all = "reserves this much at once, so other users of the GPU cannot have it";
     vec![
         resource(
             "rmm_pool",

@@ -1,8 +1,9 @@
-//! Finds the settings that need the least memory for a recording, by replays on simulated devices.
+//! Finds the settings that need the least memory for a recording. It replays the recording on simulated
+//! devices.
 //!
 //! Each candidate runs on devices of different sizes. Candidates are compared by the smallest device on which
 //! they serve every request. They are not compared by their peak with unlimited memory, because an allocator
-//! returns free memory to the driver before it fails. With more memory, a request may fail again, so larger
+//! returns free memory to the driver before it fails. A request can fail again with more memory, so larger
 //! capacities are replayed, too.
 
 mod attempt;
@@ -28,22 +29,22 @@ pub use attempt::{Cost, Smallest};
 pub use candidates::{Candidate, Family};
 pub use text::print;
 
-/// The version of the JSON.
+/// The version of the JSON format.
 const VERSION: u32 = 1;
 
-/// The alignment of the driver's addresses, in bytes. No allocator here has smaller blocks, and `plan`
-/// computes its bound with it.
+/// The alignment of the driver's addresses, in bytes. No allocator here has smaller blocks. `plan` computes
+/// its bound with the same alignment.
 const ALIGNMENT: u64 = 256;
 
-/// Capacities that differ by less than 1/`ALIKE` count as equal.
+/// Two capacities that differ by less than 1/`ALIKE` count as equal.
 const ALIKE: u64 = 100;
 
 /// The input of [`tune`].
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct Request {
-    /// The available memory in bytes. If it is given, the best candidate is the one with the fewest stalls in
-    /// this memory.
+    /// The available memory in bytes. If there is a capacity, the best candidate is the one with the fewest
+    /// stalls in this memory.
     pub capacity: Option<u64>,
     /// The time after which no new replay starts.
     pub time: Duration,
@@ -54,7 +55,7 @@ impl Request {
 }
 
 impl Default for Request {
-    /// Searches the smallest capacity for one minute.
+    /// Returns a request for the smallest capacity, with a time of one minute.
     fn default() -> Self {
         Self { capacity: None, time: Duration::from_secs(60) }
     }
@@ -69,22 +70,24 @@ pub struct Tried {
     pub candidate: Candidate,
     /// The setting or the line of code that selects the candidate.
     pub line: String,
-    /// The smallest capacity at which it serves every request; `None` if it never does, or the time ran out.
+    /// The smallest capacity at which the candidate serves every request. `None` if there is no such
+    /// capacity, or if the time was over.
     pub smallest: Option<Smallest>,
-    /// The ratio of `smallest` to the least that any allocator needs if streams share memory in the order of
-    /// the host's calls.
+    /// The ratio of `smallest` to the least memory that any allocator needs if streams share memory in the
+    /// order of the host's calls.
     pub over_host_order: Option<f64>,
-    /// The ratio of `smallest` to the least that any allocator needs if streams share no memory. It can be
-    /// below 1 if the candidate lets streams share memory.
+    /// The ratio of `smallest` to the least memory that any allocator needs if streams share no memory. It
+    /// can be below 1 if the candidate lets streams share memory.
     pub over_stream_safe: Option<f64>,
-    /// Its peak with unlimited memory; `None` if the candidate always takes all memory of the device.
+    /// The candidate's peak with unlimited memory; `None` if the candidate always reserves all memory of the
+    /// device.
     pub peak_without_limit: Option<u64>,
-    /// The cost of the replay at the requested capacity; `None` if a request failed, or no capacity was
+    /// The cost of the replay at the requested capacity; `None` if a request failed, or if no capacity was
     /// requested.
     pub at_capacity: Option<Cost>,
-    /// The reason why it has no result.
+    /// The reason why the candidate has no result; `None` if it has a result.
     pub failure: Option<String>,
-    /// Whether the time ran out before it had all results.
+    /// Whether the time was over before the candidate had all results.
     pub timed_out: bool,
 }
 
@@ -125,55 +128,56 @@ impl Tried {
 pub struct Tuned {
     /// The version of this format.
     pub version: u32,
-    /// The file.
+    /// The name of the file.
     pub file: String,
     /// The format of the file.
     pub format: String,
-    /// The allocations of the file.
+    /// The number of allocations in the file.
     pub allocations: u64,
-    /// The streams.
+    /// The number of streams in the file.
     pub streams: usize,
-    /// The least that any allocator needs if streams share memory in the order of the host's calls.
+    /// The least memory that any allocator needs if streams share memory in the order of the host's calls.
     pub bound_host_order: u64,
-    /// The least that any allocator needs if streams share no memory.
+    /// The least memory that any allocator needs if streams share no memory.
     pub bound_stream_safe: u64,
-    /// How well the model predicts this file, if PyTorch wrote it.
+    /// How well the model predicts the file; `None` if PyTorch did not write it.
     pub fidelity: Option<Fidelity>,
-    /// The available memory.
+    /// The available memory, if the request had a capacity.
     pub capacity: Option<u64>,
     /// The candidates, in the order of the trials.
     pub tried: Vec<Tried>,
-    /// The index of the best candidate among the framework's own settings.
+    /// The index of the best candidate among the settings of the framework's own allocator.
     pub best: Option<usize>,
-    /// The index of the best candidate of all, including millpond as the framework's allocator.
+    /// The index of the best of all candidates. Candidates that use millpond as the framework's allocator
+    /// count as well.
     pub best_of_all: Option<usize>,
-    /// The number of pairs of settings that were skipped, because one setting alone needs more than PyTorch's
-    /// defaults.
+    /// How many pairs of settings were skipped. A pair is skipped if one of its settings alone needs more
+    /// memory than PyTorch's defaults.
     pub pruned: usize,
-    /// Whether the time ran out before all candidates were tried; another run may find a better one.
+    /// Whether the time was over before all candidates were tried. Another run may find a better candidate.
     pub timed_out: bool,
-    /// The costs and effects that the replays do not cover.
+    /// Costs and effects that the replays do not cover.
     pub not_modelled: Vec<String>,
 }
 
-/// Tries all candidates for a recording. `watch` gets the next stack before each trial.
+/// Tries all candidates for a recording. Before each trial, calls `watch` with the stack.
 ///
-/// Without a timeout, the result depends on the recording alone.
+/// If the time is not over, the result depends on the recording alone.
 ///
 /// # Errors
-/// The recording has nothing to replay, a setting cannot be read, or a replay fails to run.
+/// The recording has no calls to replay, a setting cannot be read, or a replay cannot run.
 pub fn tune(
     recording: &Recording,
     request: &Request,
     table: &LayerTable,
     watch: &mut dyn FnMut(&str),
 ) -> Result<Tuned> {
-    // Pools take whole pages, and the rest of a device is of no use to them.
+    // Pools reserve whole pages, so they cannot use the rest of a device.
     let capacity = request.capacity.map(|bytes| if bytes < PAGE { bytes } else { bytes - bytes % PAGE });
     let candidates = candidates::of(recording).map_err(|why| wrong(recording, &why))?;
     let Bounds { host_order, stream_safe } = bounds_on_a_device(recording, request)?;
     let program = recording.program(Limits::default())?;
-    // If the clock cannot reach the time, there is no deadline.
+    // If the clock cannot represent the time, there is no deadline.
     let until = Instant::now().checked_add(request.time);
     let attempts = Attempts { program: &program, table, bound: host_order, until };
     let mut tuned = Tuned {
@@ -234,11 +238,11 @@ fn wrong(recording: &Recording, why: &str) -> Error {
     Error::Stack(millpond_core::Error::invalid_argument(format!("{}: {why}", recording.file())))
 }
 
-/// Returns the bounds of the recording, or an error if they or the requested capacity exceed every simulated
-/// device.
+/// Returns the bounds of the recording. Returns an error if the bounds or the requested capacity exceed every
+/// simulated device.
 fn bounds_on_a_device(recording: &Recording, request: &Request) -> Result<Bounds> {
     if let Some(capacity) = request.capacity {
-        // Refuse the same capacities as `--device`.
+        // Refuses the same capacities as `--device`.
         format!("sim:{capacity}").parse::<DeviceSpec>().map_err(Error::Stack)?;
     }
     let bounds =
@@ -251,7 +255,7 @@ fn bounds_on_a_device(recording: &Recording, request: &Request) -> Result<Bounds
     Ok(bounds)
 }
 
-/// Returns whether one setting of a pair alone needs more than PyTorch's defaults.
+/// Returns whether one setting of a pair alone needs more memory than PyTorch's defaults.
 fn is_hopeless(tried: &[Tried], pair: &Candidate) -> bool {
     let needs = |stack: &str| {
         let found = tried.iter().find(|tried| tried.candidate.stack == stack);
@@ -277,9 +281,9 @@ fn try_one(
     Ok(())
 }
 
-/// Returns the best candidate. With a capacity, it is the one with the fewest stalls among those that serve
-/// everything in it; otherwise among those that need the least memory. Ties go to driver calls, then time,
-/// then order.
+/// Returns the best candidate, which is the one with the fewest stalls. With a capacity, only candidates that
+/// serve every request in this capacity count. Without a capacity, only the candidates that need the least
+/// memory count. Ties go to the fewest driver calls, then to the least time, then to the first candidate.
 fn best(tried: &[Tried], capacity: Option<u64>, counts: impl Fn(&Tried) -> bool) -> Option<usize> {
     let some = tried.iter().enumerate().filter(|(_, tried)| counts(tried));
     let all = some.filter_map(|(number, tried)| Some((number, cost_of(tried, capacity)?)));
@@ -290,14 +294,14 @@ fn best(tried: &[Tried], capacity: Option<u64>, counts: impl Fn(&Tried) -> bool)
     best.map(|(number, _)| number)
 }
 
-/// Returns the candidate that the program uses today, as far as the file tells: its own settings, or else
-/// PyTorch's defaults.
+/// Returns the candidate that the program uses today, as far as the file shows. It has the settings in the
+/// file, or else PyTorch's defaults.
 fn usual(tried: &[Tried]) -> Option<usize> {
     let recorded = tried.iter().position(|tried| tried.candidate.is_recorded);
     recorded.or_else(|| tried.iter().position(|tried| tried.candidate.stack == "torch"))
 }
 
-/// Returns `best` if it saves something over `usual`: a hundredth of the memory, or stalls or calls.
+/// Returns `best` if it saves at least a hundredth of the memory over `usual`, or saves stalls or calls.
 /// Otherwise returns `usual`.
 fn if_better(tried: &[Tried], capacity: Option<u64>, best: usize, usual: Option<usize>) -> usize {
     let Some(usual) = usual else { return best };
@@ -312,8 +316,8 @@ fn if_better(tried: &[Tried], capacity: Option<u64>, best: usize, usual: Option<
     if saves_bytes || (is_cheaper && !needs_more) { best } else { usual }
 }
 
-/// Returns the smallest capacity and the cost there; with a capacity, 0 and the cost in it. `None` if it does
-/// not serve everything.
+/// Returns the smallest capacity and the cost at this capacity. With a capacity, returns 0 and the cost in
+/// that capacity. Returns `None` if the candidate does not serve every request.
 fn cost_of(tried: &Tried, capacity: Option<u64>) -> Option<(u64, Cost)> {
     match capacity {
         Some(_) => tried.at_capacity.map(|cost| (0, cost)),
@@ -328,16 +332,22 @@ fn not_modelled(recording: &Recording) -> Vec<String> {
     ];
     let is_private = |pool: Option<(u64, u64)>| pool.is_some_and(|pool| pool != DEFAULT_POOL);
     if recording.lanes().iter().any(|lane| is_private(lane.pool)) {
-        all.push("private pools (CUDA graphs): their blocks are replayed in the default pool".to_owned());
+        all.push(
+            "private pools (CUDA graphs): the replay places their blocks in the default pool".to_owned(),
+        );
     }
     if recording.stream_count() > 1 {
         all.push(
-            "the order of the streams: work finishes at once, so a freed block is reusable immediately"
+            "the order of the streams: in the replay, work finishes at once, so a freed block is reusable \
+             immediately"
                 .to_owned(),
         );
     }
     if recording.begins_late() {
-        all.push("the time before the file begins: blocks that existed then are allocated first".to_owned());
+        all.push(
+            "the time before the file begins: the replay first allocates the blocks that existed then"
+                .to_owned(),
+        );
     }
     all.extend(recording.doubts().map(|doubt| doubt.text.clone()));
     all

@@ -218,7 +218,7 @@ fn when_the_time_is_up_it_says_so() {
     let found = tune(&snapshot("small"), &request, &crate::layers(), &mut |_| ()).unwrap();
     assert!(found.timed_out && found.best.is_none());
     let text = printed(&found);
-    assert!(text.contains("the search found no settings in this time\n"), "{text}");
+    assert!(text.contains("the search found no settings in the given time\n"), "{text}");
     assert!(!text.contains("none of the framework"), "{text}");
     let untried = text.lines().find(|line| line.contains("--time grants more: torch torch:")).unwrap();
     assert!(untried.contains(" cuda+pool cuda+pool:pages=off torch:expandable"), "{untried}");

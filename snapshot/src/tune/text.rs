@@ -23,7 +23,7 @@ pub fn print(tuned: &Tuned, out: &mut impl Write) -> io::Result<()> {
     writeln!(out, "any allocator needs at least {}", Bounds { host_order, stream_safe })?;
     if let Some(fidelity) = &tuned.fidelity {
         let (same, all) = (fidelity.same_address, fidelity.allocations);
-        writeln!(out, "the model puts {same} of {} at PyTorch's addresses", number_of(all, "block"))?;
+        writeln!(out, "the model places {same} of {} at PyTorch's addresses", number_of(all, "block"))?;
         if fidelity.lacks_limit && same < all {
             writeln!(out, "  {LACKS_LIMIT}")?;
         }
@@ -83,7 +83,7 @@ fn row(tried: &Tried, tuned: &Tuned) -> Vec<String> {
     cells
 }
 
-/// Returns whether the time ran out before its first replay.
+/// Returns whether the time was over before the candidate's first replay.
 fn is_untried(tried: &Tried) -> bool {
     tried.timed_out && tried.at_capacity.is_none() && tried.peak_without_limit.is_none()
 }
@@ -137,7 +137,7 @@ fn best(tuned: &Tuned, out: &mut impl Write) -> io::Result<()> {
             Some(capacity) if capacity < tuned.bound_host_order => {
                 writeln!(out, "no allocator can serve this file in {}", format_bytes(capacity))?;
             }
-            _ if tuned.timed_out => writeln!(out, "the search found no settings in this time")?,
+            _ if tuned.timed_out => writeln!(out, "the search found no settings in the given time")?,
             Some(capacity) => {
                 let settings = "none of the framework's own settings that were tried serves every request in";
                 writeln!(out, "{settings} {}", format_bytes(capacity))?;

@@ -307,7 +307,7 @@ fn an_end_that_is_not_the_state_is_said_and_no_panic() {
         (
             vec![entry("alloc", place(0), 5, &[]), entry("free_completed", place(7), 5, &[])],
             vec![block(place(0), 512, 5, "active_pending_free")],
-            "but not in both",
+            "not in both",
         ),
     ];
     for (trace, blocks, expected) in cases {

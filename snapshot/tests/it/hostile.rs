@@ -279,11 +279,11 @@ fn a_file_that_unpacks_without_end_is_refused() {
     let mut packed = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::best());
     packed.write_all(b"\x80\x04").unwrap();
     (0..20).for_each(|_| packed.write_all(&frames).unwrap());
-    refused(&packed.finish().unwrap(), &["unpacks to more than 300 times its size"]);
+    refused(&packed.finish().unwrap(), &["decompresses to more than 300 times its size"]);
     let zeros = zstd::encode_all(&vec![0; 300 << 20][..], 1).unwrap();
     refused(&zeros, &["has an unknown format"]);
     let page = [&b"<html>"[..], &vec![b' '; 300 << 20]].concat();
-    refused(&gzip(&page), &["unpacks to more than 300 times its size"]);
+    refused(&gzip(&page), &["decompresses to more than 300 times its size"]);
     // Truncated compressed data.
     let packed = gzip(&pickle(&Py::List(vec!["abc".into(); 500]), 4));
     refused(&packed[..packed.len() - 12], &["cut off"]);

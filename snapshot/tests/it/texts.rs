@@ -359,7 +359,7 @@ fn a_file_with_sums_only_is_explained_without_blocks_and_pieces() {
             assert!(!lines.contains(word), "{name}: {word}: {lines}");
         }
         let error = imported(&file(name)).program(Limits::default()).unwrap_err().to_string();
-        assert!(error.contains("does not say which blocks were live"), "{name}: {error}");
+        assert!(error.contains("does not show which blocks were live"), "{name}: {error}");
     }
     let (limited, _) = explained("xla.txt");
     assert_eq!(limited.verdict.code, "oom_limit");

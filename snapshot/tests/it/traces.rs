@@ -164,6 +164,6 @@ fn other_profiles_and_damaged_ones_are_refused() {
         types.extend(name.as_bytes());
     }
     let error = read(&types).unwrap_err();
-    assert!(error.contains("of alloc_objects, alloc_space, not of a device's memory"), "{error}");
+    assert!(error.contains("of alloc_objects, alloc_space, but not of device memory"), "{error}");
     assert!(read(&[&types[..], &[0x12, 0x7f, 1]].concat()).unwrap_err().contains("damaged"));
 }

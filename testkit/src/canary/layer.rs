@@ -1,4 +1,4 @@
-//! A layer that keeps freed blocks for the next request of their size and makes a chosen mistake.
+//! A layer that keeps freed blocks for the next request of the same size. It makes one mistake on purpose.
 
 use std::fmt;
 use std::sync::Arc;
@@ -19,7 +19,7 @@ const MOST_KEPT: usize = 4;
 /// [`WrongLayer::LosesFree`] loses one free in this many.
 const LOSES_ONE_OF: u64 = 7;
 
-/// A layer's mistake in a rare situation: captures, callbacks, the layer's own work, resets, errors.
+/// A mistake of a layer in a rare situation: captures, callbacks, the layer's own work, resets, errors.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[non_exhaustive]
 pub enum WrongLayer {
@@ -49,7 +49,7 @@ pub enum WrongLayer {
 }
 
 impl WrongLayer {
-    /// Every mistake, with its layer's name.
+    /// Every mistake, with the name of its layer.
     pub const ALL: &'static [(&'static str, Self)] = &[
         ("trusts_captures", Self::TrustsCaptures),
         ("hides_work", Self::HidesWork),

@@ -1,12 +1,14 @@
-//! A stream-ordered pool that makes a chosen mistake.
+//! A stream-ordered pool that makes a mistake on purpose.
 //!
 //! A checker that never fails proves nothing. So this small pool is correct by default, but it can make one
-//! well-known mistake. The test `museum` checks that the [programs](crate::program) find each mistake and
-//! shrink it to a few operations. It also checks that they find nothing if there is no mistake.
+//! well-known mistake. The test `museum` checks that the [programs](crate::program) find each mistake, and
+//! shrink the failing program to a few operations. It also checks that the programs find nothing if there is
+//! no mistake.
 //!
-//! The pool works like RMM's. Each stream has a free list and an event, which is recorded after each free. A
-//! stream without a free block takes one from another stream's list and waits for that stream's event. If no
-//! list has one, the stream merges the other lists into its own, then grows.
+//! The pool works like RMM's pool. Each stream has a list of free blocks, and an event, which is recorded
+//! after each free. If a stream has no free block, it takes one from the list of another stream, and waits
+//! for that stream's event. If no list has a block, the stream merges the other lists into its own list.
+//! After that, the pool grows.
 //!
 //! [`CanaryLayer`] makes mistakes at the edges of a stack, for [random stacks](crate::random_stacks).
 //!

@@ -1,5 +1,5 @@
-//! A layer that submits work, because it clears blocks. It can make a chosen mistake about the order of that
-//! work.
+//! A layer that submits work, because it clears blocks. It can make a mistake about the order of that work on
+//! purpose.
 
 use std::any::Any;
 use std::fmt;
@@ -67,8 +67,8 @@ impl<R: DeviceMemoryResource> Layer<R> for ZeroingLayer {
     }
 }
 
-/// Clears blocks on the stream of each call, as a user's layer may. It is the example of a layer that submits
-/// work and reports it. On a stream that captures a graph it clears nothing.
+/// Clears blocks on the stream of each call, as a layer of a user may do. It is the example of a layer that
+/// submits work and reports this work. On a stream that captures a graph, it clears no blocks.
 pub struct ZeroingResource<R: DeviceMemoryResource> {
     upstream: R,
     wrong: Option<WrongWork>,

@@ -1,4 +1,4 @@
-//! One suite that every resource and adaptor passes: the contract of
+//! A test suite for every resource and adaptor: the contract of
 //! [`DeviceMemoryResource`](millpond_core::DeviceMemoryResource), as tests.
 //!
 //! ```
@@ -13,8 +13,9 @@
 //! assert!(!report.failures().any(|(body, _)| body == "pending_work_is_not_overtaken"), "{report}");
 //! ```
 //!
-//! [`run`] gives each body a fresh simulated device, which also checks stream order. [`run_on`] runs the same
-//! bodies on any driver. Bodies that need the simulated device are skipped there, and the report lists them.
+//! Each test is a function, called its body. [`run`] gives each body a fresh simulated device, which also
+//! checks stream order. [`run_on`] runs the same bodies on any driver. There, bodies that need the simulated
+//! device are skipped, and the report lists them.
 
 /// Lists a file's bodies, each under its function's name.
 macro_rules! bodies {
@@ -78,7 +79,7 @@ pub fn run(subject: &Subject) -> Report {
     run_bodies(subject, || Context::on_sim(subject))
 }
 
-/// Runs every body on this driver. Do not use the driver meanwhile.
+/// Runs every body on this driver. During the run, do not use the driver.
 pub fn run_on(subject: &Subject, driver: &DriverHandle) -> Report {
     run_bodies(subject, || Context::on_driver(subject, driver))
 }

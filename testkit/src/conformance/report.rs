@@ -1,30 +1,30 @@
-//! The outcomes of the bodies.
+//! The outcomes of the tests.
 
 use std::fmt;
 
-/// The outcome of a body.
+/// The outcome of one test.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum Outcome {
     /// The resource kept its contract.
     Passed,
-    /// The body did not run, for this reason.
+    /// The test did not run, for this reason.
     Skipped(&'static str),
-    /// The body panicked with this message.
+    /// The test panicked with this message.
     Failed(String),
 }
 
-/// One body's outcome.
+/// One test, and its outcome.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct Finding {
-    /// The name of the body.
+    /// The name of the test.
     pub body: &'static str,
-    /// The outcome.
+    /// The outcome of the test.
     pub outcome: Outcome,
 }
 
-/// The suite's findings for one subject. `Display` lists the failed and the skipped bodies.
+/// The suite's findings for one subject. `Display` lists the tests that failed or were skipped.
 #[derive(Clone, Debug)]
 pub struct Report {
     subject: String,
@@ -36,22 +36,22 @@ impl Report {
         Self { subject: subject.to_owned(), findings }
     }
 
-    /// Returns whether no body failed.
+    /// Returns whether no test failed.
     pub fn passed(&self) -> bool {
         self.failures().next().is_none()
     }
 
-    /// Returns the number of bodies, skipped ones included.
+    /// Returns the number of tests, including skipped ones.
     pub fn bodies(&self) -> usize {
         self.findings.len()
     }
 
-    /// Returns the outcome of each body, in the order in which they ran.
+    /// Returns the outcome of each test, in the order in which the tests ran.
     pub fn findings(&self) -> &[Finding] {
         &self.findings
     }
 
-    /// Returns the name and message of each failure.
+    /// Returns the name and the message of each failed test.
     pub fn failures(&self) -> impl Iterator<Item = (&'static str, &str)> {
         self.findings.iter().filter_map(|finding| match &finding.outcome {
             Outcome::Failed(message) => Some((finding.body, message.as_str())),
@@ -59,7 +59,7 @@ impl Report {
         })
     }
 
-    /// Returns the name and reason of each skipped body.
+    /// Returns the name and the reason of each skipped test.
     pub fn skipped(&self) -> impl Iterator<Item = (&'static str, &'static str)> {
         self.findings.iter().filter_map(|finding| match finding.outcome {
             Outcome::Skipped(reason) => Some((finding.body, reason)),

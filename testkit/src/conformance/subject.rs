@@ -15,7 +15,7 @@ pub type Inspect = fn(&AnyResource);
 /// Lets a resource release idle memory. The time counts from any fixed moment.
 ///
 /// # Errors
-/// The resource's errors.
+/// Returns the errors of the resource.
 pub type Decay = fn(&AnyResource, Duration) -> Result<()>;
 
 type Build = dyn Fn(&DriverHandle) -> Result<AnyResource> + Send + Sync;
@@ -24,7 +24,7 @@ type Build = dyn Fn(&DriverHandle) -> Result<AnyResource> + Send + Sync;
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 #[non_exhaustive]
 pub struct Refusals {
-    /// A pointer that the resource never handed out, or a pointer into the middle of a block.
+    /// A pointer that the resource never returned, or a pointer into the middle of a block.
     pub foreign_pointer: bool,
     /// A block that is already free.
     pub double_free: bool,
@@ -33,9 +33,9 @@ pub struct Refusals {
 }
 
 impl Refusals {
-    /// No kinds.
+    /// No kinds of misuse.
     pub const NONE: Self = Self { foreign_pointer: false, double_free: false, wrong_size: false };
-    /// All kinds.
+    /// All kinds of misuse.
     pub const ALL: Self = Self { foreign_pointer: true, double_free: true, wrong_size: true };
 }
 
@@ -76,42 +76,44 @@ impl Subject {
         }
     }
 
-    /// Creates a subject from a stack's text. The stack must print a text that builds the same stack.
+    /// Creates a subject from the text of a stack. The built stack must print a text that builds the same
+    /// stack.
     pub fn from_text(text: &str, table: &LayerTable) -> Self {
         let (text_owned, build_table) = (text.to_owned(), table.clone());
         let build = move |driver: &DriverHandle| text_owned.parse::<StackSpec>()?.build(&build_table, driver);
         Self { table: Some(table.clone()), ..Self::new(text, build) }
     }
 
-    /// Sets the largest request in bytes that the resource serves; by default 64 MiB and more.
+    /// Sets the largest request in bytes that the resource serves. Without this call, it must serve requests
+    /// of 64 MiB and more.
     #[must_use]
     pub fn largest_bytes(mut self, bytes: u64) -> Self {
         self.largest_bytes = bytes;
         self
     }
 
-    /// Sets the kinds of misuse that the resource detects; none by default.
+    /// Sets the kinds of misuse that the resource detects. Without this call, it need not detect any.
     #[must_use]
     pub fn refuses(mut self, refusals: Refusals) -> Self {
         self.refusals = refusals;
         self
     }
 
-    /// Sets which part of the statistics must be right; none by default.
+    /// Sets which part of the statistics must be right. Without this call, no part is checked.
     #[must_use]
     pub fn statistics(mut self, statistics: StatisticsCheck) -> Self {
         self.statistics = statistics;
         self
     }
 
-    /// Sets the capacity of the simulated device in bytes; 4 GiB by default.
+    /// Sets the capacity of the simulated device in bytes. Without this call, it is 4 GiB.
     #[must_use]
     pub fn device_bytes(mut self, bytes: u64) -> Self {
         self.device_bytes = bytes;
         self
     }
 
-    /// Declares that the resource does not own the blocks that it hands out, like plain CUDA memory. When the
+    /// Declares that the resource does not own the blocks that it allocates, like plain CUDA memory. When the
     /// resource is dropped, live blocks stay allocated on the device.
     #[must_use]
     pub fn hands_on(mut self) -> Self {
@@ -142,7 +144,7 @@ impl Subject {
         self
     }
 
-    /// Returns the name for people.
+    /// Returns the name of the subject.
     pub fn name(&self) -> &str {
         &self.name
     }
@@ -150,7 +152,7 @@ impl Subject {
     /// Builds the resource on a device.
     ///
     /// # Errors
-    /// Fails if the resource cannot be built.
+    /// Returns an error if the resource cannot be built.
     pub fn build(&self, driver: &DriverHandle) -> Result<AnyResource> {
         (self.build)(driver)
     }

@@ -10,7 +10,7 @@ use super::kind::FaultKind;
 pub struct Failure {
     /// The name of the stack or operation.
     pub subject: String,
-    /// The number of the failing driver call, counted from 0; `None` in the run without a failing call.
+    /// The number of the failing driver call, counted from 0; `None` in the run in which no call fails.
     pub call: Option<u64>,
     /// How the call failed.
     pub kind: FaultKind,

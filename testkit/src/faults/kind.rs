@@ -9,12 +9,12 @@ use millpond_driver::sim::FaultPlan;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct FaultKind {
-    /// The name for people.
+    /// The name of the fault, as text for people.
     pub name: &'static str,
     /// The code of the failed call, as in [`DriverError::code`].
     pub code: i32,
-    /// Whether all later calls fail too. After a sticky code they always do, except calls that query versions
-    /// and attributes.
+    /// Whether all later calls also fail. After a sticky code they always fail, except calls that query
+    /// versions and attributes.
     pub persistent: bool,
 }
 

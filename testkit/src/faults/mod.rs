@@ -1,8 +1,8 @@
-//! Makes every driver call of a program fail in turn, in the ways of [`KINDS`].
+//! Makes every driver call of a program fail, one after another, in each of the ways in [`KINDS`].
 //!
-//! - [`exhaust`] does so for one scenario over a stack, which allocates, frees, runs out of memory, trims and
+//! - [`exhaust`] does this for one scenario over a stack: it allocates, frees, runs out of memory, trims and
 //!   drops.
-//! - [`exhaust_operation`] does so for one [`Operation`]: a closure that calls one public function.
+//! - [`exhaust_operation`] does this for one [`Operation`]: a closure that calls one public function.
 //!
 //! ```
 //! use millpond_testkit::canary::CanaryPool;

@@ -1,12 +1,12 @@
-//! Runs one operation again for every driver call in it, with that call failing.
+//! Runs one operation again and again. In each run, another of its driver calls fails.
 //!
-//! An operation is prepared on fresh simulated devices without faults. Then it acts while one of its driver
-//! calls fails. After that, it either acts again without faults and ends, or ends at once while later calls
-//! fail as planned. In every case
+//! An operation is prepared on fresh simulated devices without faults. Then it runs while one of its driver
+//! calls fails. After that, there are two cases: it runs again without faults and ends, or it ends at once
+//! while later calls fail as planned. In every case, these conditions must hold:
 //! - nothing panics, the devices find no violation, and no `deallocate` is refused;
 //! - no memory, event or stream is left, unless a failed free, destruction or wait explains it;
-//! - the same operation then works without faults on the same devices. After a sticky error, it instead
-//!   reports that the device is lost, and neither it nor its end calls the driver any more.
+//! - the same operation then works without faults on the same devices. But after a sticky error, it reports
+//!   that the device is lost, and neither the operation nor its end calls the driver any more.
 
 use std::fmt;
 use std::ops::ControlFlow;
@@ -24,7 +24,7 @@ use crate::{misuse_recorder, text_of};
 
 const CAPACITY: u64 = 256 << 20;
 
-/// The closure that runs each time; it owns everything that was prepared.
+/// The closure that each run calls. It owns everything that was prepared.
 pub type Act = Box<dyn FnMut() -> Result<()>>;
 
 /// Prepares an operation on fresh devices.
@@ -72,7 +72,7 @@ impl fmt::Debug for Operation {
     }
 }
 
-/// Two fresh simulated devices of one machine, which can reach each other's memory, and their streams.
+/// Two fresh simulated devices of one machine that can access each other's memory, and their streams.
 #[derive(Clone, Debug)]
 pub struct Stage {
     devices: [Arc<SimDevice>; 2],
@@ -154,10 +154,11 @@ struct Calls {
     all: [u64; 2],
 }
 
-/// Runs the operation with every driver call failing in every way of [`KINDS`]. Returns the number of runs.
+/// Runs the operation for every driver call in it, and for every way in [`KINDS`] in which this call can
+/// fail. Returns the number of runs.
 ///
 /// # Errors
-/// Fails with the first run that has an error.
+/// Returns the first run that has an error.
 pub fn exhaust_operation(operation: &Operation) -> Result<u64, Box<Failure>> {
     run(operation, None, Then::Again)?;
     let calls = run(operation, None, Then::End)?;

@@ -1,12 +1,12 @@
-//! Runs one scenario again for every driver call in it, with that call failing.
+//! Runs one scenario again and again. In each run, another of its driver calls fails.
 //!
-//! The scenario allocates and frees on two streams, steals, aligns, grows, runs out of memory, trims and
-//! drops. The first run finds the driver calls. Then each call fails in some of the [`KINDS`], as [`Ways`]
-//! selects.
+//! The scenario allocates and frees on two streams, takes blocks of the other stream, aligns, grows, runs out
+//! of memory, trims and drops. The first run finds the driver calls. Then each call fails in some of the ways
+//! in [`KINDS`], as [`Ways`] selects.
 //!
 //! In every case nothing panics, and no block is freed twice or too early. Memory is left only after a failed
-//! free, or after a failed wait in the drop. Afterwards the resource works again, or it is poisoned after a
-//! sticky error.
+//! free, or after a failed wait in the drop. After the fault, the resource works again, or it is poisoned by
+//! a sticky error.
 
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -52,15 +52,16 @@ type Site = (u32, &'static str);
 /// Returns the number of driver calls that the scenario makes without faults.
 ///
 /// # Errors
-/// Fails if the run without faults fails.
+/// Returns an error if the run without faults fails.
 pub fn count_calls(subject: &Subject) -> Result<u64, Box<Failure>> {
     run(subject, None, KINDS[0]).map(|sites| sites.len() as u64)
 }
 
-/// Runs the scenario with every driver call failing in these ways. Returns the number of runs.
+/// Runs the scenario for every driver call in it, and for each of these ways in which the call can fail.
+/// Returns the number of runs.
 ///
 /// # Errors
-/// Fails with the first run that has an error.
+/// Returns the first run that has an error.
 pub fn exhaust(subject: &Subject, ways: Ways) -> Result<u64, Box<Failure>> {
     let sites = run(subject, None, KINDS[0])?;
     let mut runs = 1;

@@ -1,7 +1,8 @@
-//! A program's captures: which streams and events belong to one, and which operations are legal during it.
+//! The captures of a program: which streams and events belong to a capture, and which operations are legal
+//! during it.
 //!
-//! Captured work does not run. It orders nothing outside its capture, changes no bytes, and is over when the
-//! capture ends. A launch of its graph is separate work.
+//! Captured work does not run. It orders no work outside its capture, changes no bytes, and is over when the
+//! capture ends. A launch of the captured graph is separate work.
 
 use super::op::{Event, MAX_EVENTS, Stream};
 use super::pieces::Piece;

@@ -13,7 +13,7 @@ pub trait ScopeOfGraphs: Send {
     /// Opens the scope for a stream, until the returned value is dropped.
     ///
     /// # Errors
-    /// The layer's errors.
+    /// Returns the errors of the layer.
     fn open(&self, stream: StreamRef) -> Result<Box<dyn Send>>;
 }
 
@@ -27,14 +27,14 @@ pub type NewScope = fn(&AnyResource) -> Result<Box<dyn ScopeOfGraphs>>;
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Config {
-    /// The stack's text or another name for people.
+    /// The text of the stack, or another name.
     pub subject: String,
     /// The command that repeats a failing program. A failure prints it after two environment variables: the
     /// seed and the stack.
     pub command: String,
     /// The number of operations in a program.
     pub operations: usize,
-    /// The device's capacity in bytes. It is small, so that memory runs out.
+    /// The capacity of the device in bytes. It is small, so that the device runs out of memory.
     pub capacity_bytes: u64,
     /// The largest request in bytes.
     pub largest_bytes: u64,
@@ -44,29 +44,30 @@ pub struct Config {
     pub fewest_streams: u16,
     /// The most streams alive at once, including the two default ones.
     pub streams: u16,
-    /// The most live blocks at once. States with many live blocks reveal most errors.
+    /// The most live blocks at one time. Programs with many live blocks find most errors.
     pub most_live: usize,
     /// Whether the resource's driver calls sometimes fail, with errors that are not sticky.
     pub faults: bool,
     /// How much of the statistics is compared.
     pub statistics: StatisticsCheck,
-    /// Whether out-of-memory errors are verified: synchronise, trim, and try again.
+    /// Whether out-of-memory errors are verified. To verify an error, the program synchronises, trims, and
+    /// repeats the request.
     pub verify_out_of_memory: bool,
     /// Whether each out-of-memory error must have a report.
     pub reports: bool,
-    /// Checks the resource's internal state, every 64 operations and at the end.
+    /// The function that checks the resource's internal state, every 64 operations and at the end.
     pub inspect: Option<Inspect>,
-    /// Lets the resource release idle memory as time passes. Without this function, no time passes in a
-    /// program.
+    /// The function that lets the resource release idle memory as time passes. Without this function, no time
+    /// passes in a program.
     pub decay: Option<Decay>,
     /// Whether streams capture graphs.
     pub captures: bool,
-    /// Creates scopes for captured graphs; without it, there are none.
+    /// Creates scopes for captured graphs. Without this function, there are no scopes.
     pub new_scope: Option<NewScope>,
-    /// Whether a block for a scope's stream comes straight from the scope, with no block-keeping layer in
-    /// between. Then captures also free blocks after uses on other streams of the scope.
+    /// Whether a block for a stream in a scope comes directly from the scope, with no layer in between that
+    /// keeps blocks. Then captures also free blocks after uses on other streams of the scope.
     pub direct_scopes: bool,
-    /// The caller mistakes to make, which the resource must refuse.
+    /// The mistakes that the program makes as a caller. The resource must refuse each of them.
     pub refuses: Refusals,
     /// Whether [guests](crate::guest) use the resource when it calls callbacks, hooks and subscribers.
     pub guests: bool,
@@ -133,8 +134,8 @@ impl Config {
         }
     }
 
-    /// Returns long programs over 60 to 300 streams that come and go. Blocks take up to a tenth of a device
-    /// of 256 MiB, and driver calls fail now and then.
+    /// Returns long programs over 60 to 300 streams, which are created and destroyed. Blocks have up to a
+    /// tenth of a device of 256 MiB, and driver calls sometimes fail.
     pub fn wide(subject: &Subject) -> Self {
         const CAPACITY: u64 = 256 << 20;
         Self {

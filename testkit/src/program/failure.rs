@@ -42,18 +42,18 @@ pub enum FailureKind {
 pub struct Failure {
     /// The broken rule.
     pub kind: FailureKind,
-    /// The message.
+    /// The message of the failure.
     pub message: String,
-    /// The program's seed.
+    /// The seed of the program.
     pub seed: u64,
-    /// The seed of the device's schedule. It equals the program's seed, until [`shrink`](super::shrink) finds
-    /// that fewer operations fail under another schedule.
+    /// The seed of the device's schedule. It equals the seed of the program, until [`shrink`](super::shrink)
+    /// finds that fewer operations fail under another schedule.
     pub schedule: u64,
     /// The operations up to the one that broke the rule.
     pub operations: Vec<Op>,
     /// The number of operations before shrinking.
     pub operations_found: usize,
-    /// The stack's text or another name.
+    /// The text of the stack, or another name.
     pub subject: String,
     /// The command that runs the seed again.
     pub command: String,

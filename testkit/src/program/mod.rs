@@ -1,5 +1,5 @@
-//! Seeded programs of operations over many streams. They run against a resource on the simulated device, are
-//! checked by the design's oracles, and are shrunk when one fails.
+//! Seeded programs of operations over many streams. A program runs against a resource on the simulated
+//! device, and oracles check the rules of the contract. If a program fails, it is shrunk.
 //!
 //! | oracle | checked by |
 //! |---|---|

@@ -6,17 +6,19 @@ use millpond_core::driver::CaptureMode;
 use millpond_core::format_bytes;
 use millpond_driver::CallKind;
 
-/// A block's number in the program.
+/// The number of a block in the program.
 pub type Block = u32;
 
-/// A stream's number in the program: 0 is the legacy default stream, 1 the per-thread one. The others are
-/// created when the program first names them: even ones are non-blocking, odd ones blocking.
+/// The number of a stream in the program. 0 is the legacy default stream, and 1 is the per-thread default
+/// stream. The other streams are created when the program first names them. Streams with even numbers are
+/// non-blocking, and streams with odd numbers are blocking.
 pub type Stream = u16;
 
-/// An event's number in the program; the event is created when first named.
+/// The number of an event in the program. The event is created when the program first names it.
 pub type Event = u8;
 
-/// The number of a scope for captured graphs in the program; the scope is created when first named.
+/// The number of a scope for captured graphs in the program. The scope is created when the program first
+/// names it.
 pub type Scope = u8;
 
 /// The number of streams that a program can name.
@@ -42,9 +44,10 @@ pub enum Mistake {
 
 /// One operation of a program.
 ///
-/// Blocks, streams and events are named by number, so a program keeps its meaning when operations are
-/// removed. An operation is skipped if the caller must not do it now. For example, its block is not live, or
-/// its stream is not ordered after the block's uses. So every list of operations is a program.
+/// Blocks, streams and events are named by numbers, so a program keeps its meaning when operations are
+/// removed. An operation is skipped if the caller must not do it at that moment. For example, its block is
+/// not live, or the work of its stream is not ordered after the block's uses. So every list of operations is
+/// a program.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[non_exhaustive]
 pub enum Op {

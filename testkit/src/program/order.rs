@@ -1,8 +1,9 @@
-//! The order of a careful caller's own work: a vector clock for each stream.
+//! The order of the work of a careful caller: a vector clock for each stream.
 //!
 //! A capturing stream has two clocks. Its work becomes a part of the graph and does not run, so captured
-//! order holds only for the graph; the capture's clock tracks it. The other clock tracks the work that the
-//! stream comes after outside the capture. It becomes the stream's clock again after the capture.
+//! order holds only for the graph. The clock of the capture tracks this order. The other clock tracks the
+//! work outside the capture that runs before the stream's work. After the capture, it becomes the stream's
+//! clock again.
 
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;

@@ -4,10 +4,10 @@ use super::execute;
 use super::source::Source;
 use super::{Build, Config, Failure, Op, Summary};
 
-/// Generates the program of a seed and runs it on a fresh device.
+/// Generates the program of a seed, and runs it on a fresh device.
 ///
 /// # Errors
-/// Fails with the first broken rule and the operations up to it; see [`shrink`](super::shrink).
+/// Returns the first broken rule, and the operations up to it; see [`shrink`](super::shrink).
 pub fn run(seed: u64, config: &Config, build: &Build<'_>) -> Result<Summary, Box<Failure>> {
     let mut source = Source::new(seed, config);
     execute::guarded(seed, config, build, |session| {
@@ -23,7 +23,7 @@ pub fn run(seed: u64, config: &Config, build: &Build<'_>) -> Result<Summary, Box
 /// illegal for the caller.
 ///
 /// # Errors
-/// Fails with the first broken rule.
+/// Returns the first broken rule.
 pub fn replay(
     schedule: u64,
     operations: &[Op],

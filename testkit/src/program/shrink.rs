@@ -11,10 +11,11 @@ const SCHEDULES: u64 = 12;
 /// Programs up to this length also lose operations in pairs.
 const PAIRS_UP_TO: usize = 60;
 
-/// Removes operations from a failing program and simplifies the rest, as long as the same rule is broken.
+/// Removes operations from a failing program, and simplifies the other operations, as long as the same rule
+/// is broken.
 ///
-/// It first removes smaller and smaller stretches (Zeller's delta debugging), then pairs. Then it merges
-/// streams and simplifies sizes and alignments. The result is deterministic.
+/// It first removes smaller and smaller groups of operations (Zeller's delta debugging), and then pairs. Then
+/// it merges streams, and simplifies sizes and alignments. The result is deterministic.
 pub fn shrink(failure: Failure, config: &Config, build: &Build<'_>) -> Failure {
     let mut shrinking =
         Shrinking { seed: failure.seed, found: failure.operations_found, best: failure, config, build };

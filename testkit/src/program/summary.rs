@@ -7,39 +7,39 @@ use std::ops::AddAssign;
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 #[non_exhaustive]
 pub struct Summary {
-    /// Programs that ran to their end.
+    /// The number of programs that ran to their end.
     pub programs: u64,
-    /// Operations that were carried out.
+    /// The number of operations that were carried out.
     pub operations: u64,
-    /// Blocks that were handed out.
+    /// The number of allocated blocks.
     pub allocations: u64,
-    /// Requests refused because memory was short.
+    /// The number of requests that failed because there was no memory.
     pub out_of_memory: u64,
-    /// Requests refused because of their alignment.
+    /// The number of requests that were refused because of their alignment.
     pub refused_alignments: u64,
-    /// Blocks freed on another stream than the one they were allocated for.
+    /// The number of blocks that were freed on a stream other than the stream of their allocation.
     pub cross_stream_frees: u64,
-    /// Streams that were destroyed.
+    /// The number of streams that were destroyed.
     pub streams_destroyed: u64,
-    /// Operations on the resource with a failing driver call.
+    /// The number of operations on the resource in which a driver call failed.
     pub faults: u64,
-    /// Captures that were ended.
+    /// The number of captures that were ended.
     pub captures: u64,
-    /// Graphs that were launched.
+    /// The number of graphs that were launched.
     pub launches: u64,
-    /// Streams opened in a scope for captured graphs.
+    /// The number of streams that were opened in a scope for captured graphs.
     pub scopes: u64,
-    /// Blocks freed in a wrong way.
+    /// The number of blocks that were freed with a mistake.
     pub misuses: u64,
-    /// Programs ended by a reset of the context.
+    /// The number of programs that a reset of the context ended.
     pub resets: u64,
-    /// Programs ended by a sticky error.
+    /// The number of programs that a sticky error ended.
     pub losses: u64,
-    /// Operations on devices other than the first.
+    /// The number of operations on devices other than the first.
     pub on_other_devices: u64,
-    /// Operations on threads other than the first.
+    /// The number of operations on threads other than the first.
     pub on_other_threads: u64,
-    /// Calls that [guests](crate::guest) made in the middle of other calls.
+    /// The number of calls that [guests](crate::guest) made in the middle of other calls.
     pub guest_calls: u64,
 }
 

@@ -12,7 +12,7 @@ use super::{Build, Config, Failure, Summary, run, shrink};
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Sweep {
-    /// The seeds.
+    /// The seeds of the programs.
     pub seeds: Range<u64>,
     /// The number of operations after which the sweep stops, even if seeds are left.
     pub operations: u64,
@@ -43,30 +43,30 @@ impl Sweep {
     }
 }
 
-/// One seed's programs: their shape, and the resource that they use.
+/// The programs of one seed: their shape, and the resource that they use.
 #[derive(Debug)]
 #[expect(clippy::exhaustive_structs, reason = "a program needs its shape and its resource")]
 pub struct Case<B> {
-    /// The shape.
+    /// The shape of the programs.
     pub config: Config,
     /// Builds the resource on a device.
     pub build: B,
 }
 
-/// Runs programs until all seeds are run, enough operations are done, or one fails.
+/// Runs programs until all seeds have run, enough operations are done, or a program fails.
 ///
 /// If only `seeds` and `operations` limit the sweep, every machine runs the same seeds.
 ///
 /// # Errors
-/// Fails with the lowest failing seed that was found, [shrunk](shrink).
+/// Returns the lowest failing seed that was found, [shrunk](shrink).
 pub fn sweep(sweep: &Sweep, config: &Config, build: &Build<'_>) -> Result<Summary, Box<Failure>> {
     sweep_cases(sweep, &|_| Some(Case { config: config.clone(), build }))
 }
 
-/// Does the same with another resource and shape for each seed; `None` skips the seed.
+/// Works like [`sweep`], with another resource and shape for each seed. `None` skips the seed.
 ///
 /// # Errors
-/// As for [`sweep`].
+/// Returns the errors of [`sweep`].
 pub fn sweep_cases<B: Fn(&DriverHandle) -> Built<AnyResource> + Sync>(
     sweep: &Sweep,
     case: &(dyn Fn(u64) -> Option<Case<B>> + Sync),

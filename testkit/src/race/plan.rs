@@ -8,12 +8,12 @@ pub struct Race {
     pub threads: u64,
     /// The number of operations per thread.
     pub operations: u64,
-    /// The number of rounds. After each round the threads end, and new ones continue with their blocks and
+    /// The number of rounds. After each round the threads end, and new threads continue with their blocks and
     /// streams.
     pub rounds: u64,
     /// The device's capacity in bytes.
     pub capacity_bytes: u64,
-    /// Whether threads free each other's blocks, renew streams and trim.
+    /// Whether threads free each other's blocks, replace their streams, and trim.
     pub wide: bool,
     /// The seed of the threads' and the device's choices.
     pub seed: u64,
@@ -25,8 +25,8 @@ impl Race {
         Self { threads: 8, operations, rounds: 4, capacity_bytes: 8 << 20, wide: false, seed }
     }
 
-    /// Returns a race of eight threads on a device of 256 MiB, with blocks of up to a tenth of it. They free
-    /// each other's blocks, renew streams and trim.
+    /// Returns a race of eight threads on a device of 256 MiB, with blocks of up to a tenth of the device.
+    /// The threads free each other's blocks, replace their streams, and trim.
     pub const fn wide(seed: u64, operations: u64) -> Self {
         Self { capacity_bytes: 256 << 20, wide: true, ..Self::new(seed, operations) }
     }

@@ -1,8 +1,8 @@
 //! Random stacks of any layers, with random options, for programs and races over them.
 //!
-//! [`Stacks`] draws the text of a stack from a seed and decides which checks hold for it. It builds the stack
-//! with a [watched](crate::watch) layer above each of its layers. If a layer takes another stack in
-//! parentheses, that stack is drawn from a few simple ones.
+//! [`Stacks`] draws the text of a stack from a seed, and decides which checks hold for this stack. It builds
+//! the stack with a [watched](crate::watch) layer above each of its layers. If a layer takes another stack in
+//! parentheses, that stack is drawn from a few simple stacks.
 
 mod knows;
 mod options;
@@ -52,7 +52,7 @@ impl Stacks {
     /// Draws the stack of a seed.
     ///
     /// # Errors
-    /// Fails if the text of an option is wrong.
+    /// Returns an error if the text of an option is wrong.
     pub fn draw(&self, seed: u64) -> Result<StackSpec> {
         let mut rng = Rng::new(seed ^ 0x7374_6163_6b73);
         let base = match rng.percent(40) {
@@ -89,7 +89,7 @@ impl Stacks {
     /// because some layers check whether plain device memory is directly below them.
     ///
     /// # Errors
-    /// Fails if the stack cannot be built.
+    /// Returns an error if the stack cannot be built.
     pub fn build(&self, stack: &StackSpec, driver: &DriverHandle) -> Result<AnyResource> {
         let mut built: Option<AnyResource> = None;
         for layer in stack.layers() {

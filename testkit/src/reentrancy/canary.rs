@@ -1,4 +1,4 @@
-//! Layers that hold a lock while their upstream runs; the check must find them.
+//! Layers that hold a lock while their upstream runs. The check must find these layers.
 
 use std::fmt;
 

@@ -1,4 +1,4 @@
-//! Finds the layer that hangs when code that it calls uses the stack.
+//! Finds a layer that hangs when code that it calls uses the stack.
 //!
 //! A resource calls code that it does not know: its upstream, the driver, the misuse hook, `tracing`
 //! subscribers. All of this code may use the stack, or wait for another thread that does. So a resource must
@@ -70,8 +70,8 @@ impl Case {
         Self::with_probe(name, move |upstream, _| build(upstream))
     }
 
-    /// Does the same as [`new`](Self::new) for a layer that calls code of the program, such as a function or
-    /// a writer. That code must call the [probe](Probe::call).
+    /// Works like [`new`](Self::new), for a layer that calls code of the program, such as a function or a
+    /// writer. That code must call the [probe](Probe::call).
     pub fn with_probe(
         name: impl Into<String>,
         build: impl Fn(AnyResource, &Probe) -> Result<AnyResource> + Send + Sync + 'static,
@@ -111,7 +111,7 @@ impl Case {
         Self { name, build: Arc::new(build), patience: PATIENCE }
     }
 
-    /// Sets the time after which a call counts as hanging; 30 seconds by default.
+    /// Sets the time after which a call counts as hanging. Without this call, it is 30 seconds.
     #[must_use]
     pub fn patience(mut self, patience: Duration) -> Self {
         self.patience = patience;
@@ -130,8 +130,8 @@ impl fmt::Debug for Case {
     }
 }
 
-/// Runs a program over the stack, and probes the stack meanwhile. Returns the calls that hung or panicked;
-/// the list is empty if no call did. A hanging thread keeps running.
+/// Runs a program over the stack, and calls the stack from the probes during the program. Returns the calls
+/// that hung or panicked. The list is empty if there is no such call. A hanging thread keeps running.
 ///
 /// # Panics
 /// If the stack cannot be built, or if the probe is never called, so that nothing was checked.

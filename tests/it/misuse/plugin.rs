@@ -35,13 +35,13 @@ pub(crate) const PROGRAMS: &[Program] = &[
     program(
         "a manager that was made for its version only hands out memory",
         |_| error(CudaMemoryManager::new(None).memalloc(4096)),
-        "invalid argument: this memory manager has no device: it was made only to report its version; \
-         get one from get_memory_manager",
+        "invalid argument: this memory manager has no device, because it was made only to report its \
+         version; get a memory manager from get_memory_manager",
     ),
     program(
         "zero bytes of pinned memory",
         |bench| error(plain(bench).memhostalloc(0, HostAllocFlags::default())),
-        "invalid argument: zero bytes cannot be pinned; ask for at least one",
+        "invalid argument: zero bytes cannot be pinned; request at least one byte",
     ),
     program(
         "memory is pinned twice",
@@ -110,8 +110,8 @@ pub(crate) const PROGRAMS: &[Program] = &[
             error(manager.get_ipc_handle(&manager.memalloc(4096).unwrap()))
         },
         "not supported of DEVICE in `cuda+pool:pages=on`: NBEP 7 uses CUDA's legacy IPC handles, which \
-         exist only for memory of cuMemAlloc: take the memory from a stack on `cuda` with `pages=off` \
-         pools, such as cuda+pool:pages=off (a pool with `share=fd` shares its blocks by file \
+         exist only for memory of cuMemAlloc: allocate the memory from a stack on `cuda` with \
+         `pages=off` pools, such as cuda+pool:pages=off (a pool with `share=fd` shares its blocks by file \
          descriptors): cuIpcGetMemHandle: CUDA_ERROR_NOT_SUPPORTED (801): other \
          processes can open only memory from cuMemAlloc",
     ),
@@ -122,7 +122,8 @@ pub(crate) const PROGRAMS: &[Program] = &[
             let memory = manager.memalloc(4096).unwrap();
             error(manager.get_ipc_handle(&memory).unwrap().open(&bench.driver()))
         },
-        "invalid argument: this process made the handle and owns the memory; open it in another process",
+        "invalid argument: this process made the handle and owns the memory; open the handle in \
+         another process",
     ),
     program(
         "a handle is opened twice",
@@ -131,7 +132,7 @@ pub(crate) const PROGRAMS: &[Program] = &[
             let _opened = handle.open(&bench.driver()).unwrap();
             error(handle.open(&bench.driver()))
         },
-        "invalid argument: the handle is open already; close it first",
+        "invalid argument: the handle is already open; close it first",
     ),
     program(
         "a handle is closed that is not open",
@@ -155,13 +156,13 @@ pub(crate) const PROGRAMS: &[Program] = &[
             error(IpcHandle::from_bytes(&bytes[..bytes.len() - 1]))
         },
         "invalid argument: these bytes are not an IPC handle: the header says 127 bytes, but there are 126; \
-         pass on all bytes of the handle",
+         pass all bytes of the handle",
     ),
     program(
         "bytes that are no handle",
         |_| error(IpcHandle::from_bytes(b"something else")),
         "invalid argument: these bytes are not an IPC handle: they do not start with the magic bytes; \
-         pass on all bytes of the handle",
+         pass all bytes of the handle",
     ),
     program(
         "the manager is set twice",
@@ -186,7 +187,7 @@ pub(crate) const PROGRAMS: &[Program] = &[
     program(
         "the environment names a layer that there is not",
         |bench| error(registry(Some("cuda+pol")).get(millpond::Driver::device(&*bench.device))),
-        "invalid stack: MILLPOND_MEMORY_MANAGER=cuda+pol is not a stack; set it to one such as \
+        "invalid stack: MILLPOND_MEMORY_MANAGER=cuda+pol is not a stack; set it to a stack such as \
          `cuda+pool:initial=1GiB,pages=off`, or unset it: there is no layer `pol`; there are cuda, managed, \
          cuda_async, cuda_async_view, cuda_async_managed, pinned_host, host, system, sam_headroom, pool, \
          fixed_size, binning, arena, capture_scopes, plan, aligned, fallback, limiting, logging, \

@@ -1,4 +1,4 @@
-//! Asks watched programs for their memory.
+//! Asks watched programs about their memory.
 
 use std::fs;
 use std::io::{self, ErrorKind, Read};
@@ -14,19 +14,19 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketType, connect, socket};
 use rustix::process::{Pid, geteuid, test_kill_process};
 use serde::Deserialize;
 
-/// The most bytes of an answer. The answer of a real program has some kilobytes.
+/// The most bytes of an answer. The answer of a typical program has some kilobytes.
 const MOST_BYTES: u64 = 16 << 20;
 
-/// Why there is no answer.
+/// Why a program gave no answer.
 #[derive(Debug)]
 pub(super) enum NoAnswer {
-    /// No process listens.
+    /// No process listens on the socket.
     Gone,
-    /// The program listens, and has not answered in time.
+    /// The program listens, but has not answered in time.
     Slow,
-    /// This user may not ask.
+    /// The user may not connect to the socket.
     Denied,
-    /// The answer makes no sense, or cannot be read.
+    /// The answer cannot be read, or is not a valid document.
     Wrong(String),
 }
 
@@ -51,7 +51,7 @@ impl From<Errno> for NoAnswer {
 pub(super) fn ask(path: &Path, patience: Duration) -> Result<ProgramMemory, NoAnswer> {
     let start = Instant::now();
     let fd = socket(AddressFamily::UNIX, SocketType::STREAM, None)?;
-    // A connection waits while the program accepts none.
+    // A connection waits while the program accepts no connections.
     set_socket_timeout(&fd, Timeout::Send, Some(patience))?;
     connect(&fd, &SocketAddrUnix::new(path)?)?;
     let (mut from, mut text) = (UnixStream::from(fd).take(MOST_BYTES + 1), Vec::new());
@@ -68,24 +68,24 @@ pub(super) fn ask(path: &Path, patience: Duration) -> Result<ProgramMemory, NoAn
         return Err(NoAnswer::Gone); // it ended meanwhile
     }
     if text.len() as u64 > MOST_BYTES {
-        return Err(NoAnswer::Wrong(format!("the answer has more than {} MiB", MOST_BYTES >> 20)));
+        return Err(NoAnswer::Wrong(format!("the answer is larger than {} MiB", MOST_BYTES >> 20)));
     }
     read(&text)
 }
 
 fn read(text: &[u8]) -> Result<ProgramMemory, NoAnswer> {
-    /// What every version of the document has.
+    /// The fields that every version of the document has.
     #[derive(Deserialize)]
     struct Any {
         format: u32,
     }
 
-    let wrong = |error: serde_json::Error| NoAnswer::Wrong(format!("the answer is no document: {error}"));
+    let wrong = |error: serde_json::Error| NoAnswer::Wrong(format!("the answer cannot be read: {error}"));
     let any: Any = serde_json::from_slice(text).map_err(wrong)?;
     if any.format != FORMAT {
         let why = format!(
-            "the program's answer has version {}, and this command reads version {FORMAT}; use the \
-             millpond-replay of the program's version of millpond",
+            "the program's answer has version {}, but this command reads version {FORMAT}; use the \
+             millpond-replay of the millpond version that the program uses",
             any.format
         );
         return Err(NoAnswer::Wrong(why));
@@ -121,10 +121,10 @@ fn folders_of(process: Option<u32>, folder: Option<&Path>) -> Vec<PathBuf> {
     folders(owner.unwrap_or(own))
 }
 
-/// Finds the socket of a process, and asks it.
+/// Finds the socket of a process, and asks the process.
 ///
 /// # Errors
-/// A text that says why the process cannot be watched, and what to do.
+/// The error says why the process cannot be watched, and what to do.
 pub(super) fn find(
     process: u32,
     folder: Option<&Path>,
@@ -139,7 +139,7 @@ pub(super) fn find(
             Ok(memory) => return Ok((path, memory)),
             Err(NoAnswer::Gone) => {}
             Err(NoAnswer::Denied) => is_denied = true,
-            // A child of a process that has ended may keep its socket open.
+            // If a process has ended, a child of the process may still keep the socket open.
             Err(NoAnswer::Slow) if existence == Existence::No => {}
             Err(NoAnswer::Slow) => {
                 let seconds = patience.as_secs();
@@ -155,8 +155,8 @@ pub(super) fn find(
         Existence::Own => {
             let searched: Vec<_> = folders.iter().map(|folder| folder.display().to_string()).collect();
             format!(
-                "process {process} is not watched: start it with {VARIABLE}=1, and ask again after it has \
-                 built a stack (no socket in {})",
+                "process {process} is not watched: start it with {VARIABLE}=1, and try again after it has \
+                 built a stack (there is no socket in {})",
                 searched.join(" or ")
             )
         }
@@ -172,8 +172,8 @@ fn is_own_socket(path: &Path) -> bool {
     known.is_ok_and(|known| known.file_type().is_socket() && known.uid() == geteuid().as_raw())
 }
 
-/// Returns the memory of each program that can be watched, by process number, and why others cannot. Removes
-/// this user's sockets of processes that have ended without removing them.
+/// Returns the memory of each program that can be watched, by process number, and an error for each other
+/// program. If a process of this user has ended and left its socket, removes the socket.
 pub(super) fn list(folder: Option<&Path>, patience: Duration) -> (Vec<ProgramMemory>, Vec<String>) {
     let (mut found, mut errors) = (Vec::new(), Vec::new());
     for folder in folders_of(None, folder) {
@@ -228,9 +228,9 @@ mod tests {
         assert_eq!(asked(document, 1).unwrap().process, 7);
         for (text, times, why) in [
             (&br#"{"format":2,"stacks":7}"#[..], 1, "has version 2"),
-            (br#"{"format":1}"#, 1, "is no document"),
-            (b"\x00\xff", 1, "is no document"),
-            (b"[[[[[[[[[[[[[[[[", 10_000, "is no document"),
+            (br#"{"format":1}"#, 1, "cannot be read"),
+            (b"\x00\xff", 1, "cannot be read"),
+            (b"[[[[[[[[[[[[[[[[", 10_000, "cannot be read"),
             (&[b' '; 1 << 16], 1 << 10, "more than 16 MiB"),
         ] {
             let error = asked(text, times).unwrap_err();

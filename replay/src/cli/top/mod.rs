@@ -19,30 +19,32 @@ use super::bench::BenchFormatArg;
 #[cfg(unix)]
 pub(super) use run::run;
 
-/// Shows the memory of a running program: its stacks, streams, holders and fragmentation
+/// Shows the memory of a running program: its stacks of memory resources, its streams, its fragmentation, and
+/// the call sites or tags that hold memory
 ///
-/// Start the program with MILLPOND_WATCH=1. On a terminal, the picture is renewed until you press q.
-/// Otherwise each picture follows the previous one until the program ends. Holders have call sites if a stack
-/// has `recording:stacks=live` or `tracking:stacks=on`, and tags if it has `tracking`.
+/// Start the program with MILLPOND_WATCH=1. On a terminal, the command refreshes the display until you press
+/// q. Otherwise, it prints one display after another until the program ends. The display names call sites if
+/// a stack has the layer `recording:stacks=live` or `tracking:stacks=on`. It names tags if a stack has the
+/// layer `tracking`.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct TopArgs {
-    /// The number of the process [default: list the programs that can be watched]
+    /// The id of the process [default: list the programs that can be watched]
     #[arg(value_name = "PID")]
     process: Option<u32>,
 
-    /// Show one picture and end
+    /// Show one display and exit
     #[arg(long)]
     once: bool,
 
-    /// The seconds between two pictures
+    /// The seconds between two displays
     #[arg(long, short = 'i', value_name = "SECONDS", default_value = "1", value_parser = interval)]
     interval: Duration,
 
-    /// The format; with json, each picture is one JSON object on its own line
+    /// The format; with `json`, each display is one JSON object on its own line
     #[arg(long, short = 'f', value_enum, default_value_t, value_name = "FORMAT")]
     format: BenchFormatArg,
 
-    /// The folder of the socket, if the program was started with MILLPOND_WATCH=FOLDER
+    /// The folder of the program's socket, if the program was started with MILLPOND_WATCH=FOLDER
     #[arg(long, value_name = "FOLDER")]
     folder: Option<PathBuf>,
 }
@@ -60,7 +62,7 @@ pub(super) fn run(
     _: &TopArgs,
     _: impl std::io::Write,
 ) -> Result<super::verdict::Verdict, super::verdict::Failure> {
-    let why = "`top` needs a Unix system, because it reads a Unix socket of the program";
+    let why = "`top` needs a Unix system, because it connects to a Unix socket of the program";
     Err(millpond_core::Error::new(millpond_core::ErrorKind::Unsupported, why).into())
 }
 

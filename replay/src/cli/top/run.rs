@@ -1,4 +1,4 @@
-//! Asks again and again, and shows the answers.
+//! Asks a program repeatedly, and shows the answers.
 
 use std::io::{self, Write};
 use std::path::Path;
@@ -16,10 +16,10 @@ use super::view;
 
 /// How long a program may take to answer.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// How long it may take in a list of programs.
+/// How long each program in a list of programs may take to answer.
 const LIST_PATIENCE: Duration = Duration::from_secs(1);
 
-/// How long an answer may stay unseen.
+/// The longest time between an answer and its display.
 const LOOK: Duration = Duration::from_millis(10);
 
 /// Shows a program, or lists the programs that can be watched.
@@ -55,7 +55,8 @@ fn print(
     Ok(out.flush()?)
 }
 
-/// Escapes the control characters that JSON allows in a text. A terminal takes U+009B for an escape sequence.
+/// Escapes the control characters that JSON allows in a text. A terminal interprets U+009B as the start of an
+/// escape sequence.
 fn escaped(json: &str) -> String {
     let mut text = String::with_capacity(json.len());
     for char in json.chars() {
@@ -69,8 +70,8 @@ fn escaped(json: &str) -> String {
 
 type Answer = Result<ProgramMemory, NoAnswer>;
 
-/// Asks after the interval, and returns the answer; `None` if the user leaves meanwhile. `wait` waits until a
-/// moment.
+/// Asks the program after the interval, and returns its answer. Returns `None` if the user leaves while it
+/// waits. `wait` waits until a given moment.
 fn answer(
     interval: Duration,
     ask: impl FnOnce() -> Answer + Send + 'static,
@@ -83,7 +84,7 @@ fn answer(
             Event::Leave => return Ok(None),
             Event::Resized => {}
             Event::Time => {
-                // The program may be slow, and the user may leave meanwhile.
+                // The program may be slow, and the user may leave while it works.
                 if let Some(ask) = ask.take() {
                     asked = Some(thread::Builder::new().spawn(ask)?);
                 }
@@ -91,7 +92,7 @@ fn answer(
         }
         if asked.as_ref().is_some_and(JoinHandle::is_finished) {
             let answer = asked.take().map(JoinHandle::join).transpose();
-            return answer.map_err(|_| io::Error::other("the thread that asks has panicked"));
+            return answer.map_err(|_| io::Error::other("the thread that asks the program has panicked"));
         }
     }
 }

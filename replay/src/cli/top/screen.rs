@@ -8,40 +8,41 @@ use rustix::io::{Errno, read};
 use rustix::stdio::{stdin, stdout};
 use rustix::termios::{LocalModes, OptionalActions, Termios, tcgetattr, tcgetwinsize, tcsetattr};
 
-/// The second screen of the terminal, without a cursor and without wrapped lines; and the opposite.
+/// Switches to the terminal's second screen, without a cursor and without line wrapping. `LEAVE` switches
+/// back.
 const ENTER: &str = "\x1b[?1049h\x1b[?25l\x1b[?7l";
 const LEAVE: &str = "\x1b[?7h\x1b[?25h\x1b[?1049l";
 
-/// How long a new size of the terminal may stay unseen.
+/// The longest time until a new size of the terminal is noticed.
 const LOOK: Duration = Duration::from_millis(100);
 
-/// A terminal that is being redrawn. It is as before when this is dropped.
+/// A terminal that is being redrawn. Dropping the value restores the terminal.
 #[derive(Debug)]
 pub(super) struct Screen {
     before: Termios,
     size: (usize, usize),
 }
 
-/// The end of a wait.
+/// Why a wait ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Event {
     /// The time is over.
     Time,
-    /// The terminal has another size.
+    /// The size of the terminal has changed.
     Resized,
     /// The user wants to leave.
     Leave,
 }
 
 impl Screen {
-    /// Takes the terminal; `None` if the input or the output is none.
+    /// Takes over the terminal. Returns `None` if the input or the output is not a terminal.
     pub(super) fn open(out: &mut impl Write) -> io::Result<Option<Self>> {
         if !io::stdin().is_terminal() || !io::stdout().is_terminal() {
             return Ok(None);
         }
         let before = tcgetattr(stdin())?;
         let mut keys = before.clone();
-        // Keys come at once and unseen. Ctrl-C is a key, so that the terminal is restored.
+        // Keys arrive at once and are not echoed. Ctrl-C is a key, so that the terminal can be restored.
         keys.local_modes -= LocalModes::ICANON | LocalModes::ECHO | LocalModes::ISIG;
         tcsetattr(stdin(), OptionalActions::Flush, &keys)?;
         let screen = Self { before, size: size() };
@@ -49,14 +50,15 @@ impl Screen {
         Ok(Some(screen))
     }
 
-    /// Draws as many lines and columns as there is room for. The last row says how to leave.
+    /// Draws as many lines and columns as the terminal has room for. The last row tells the user how to
+    /// leave.
     pub(super) fn draw(&mut self, lines: &[String], out: &mut impl Write) -> io::Result<()> {
         self.size = size();
         out.write_all(frame(lines, self.size).as_bytes())?;
         out.flush()
     }
 
-    /// Waits for a key that leaves, for another size, or until a moment.
+    /// Waits until the user presses a key to leave, the terminal's size changes, or the time is over.
     pub(super) fn wait(&self, until: Instant) -> io::Result<Event> {
         loop {
             let left = until.saturating_duration_since(Instant::now());
@@ -85,7 +87,8 @@ impl Drop for Screen {
     }
 }
 
-/// Reads the keys that were pressed. Returns whether one of them leaves: `q`, Ctrl-C, Ctrl-D or the end.
+/// Reads the pressed keys. Returns whether one of them leaves the display: `q`, Ctrl-C, Ctrl-D or the end of
+/// the input.
 fn leaves(input: impl rustix::fd::AsFd) -> bool {
     let mut keys = [0; 64];
     match read(input, &mut keys) {
@@ -111,7 +114,7 @@ fn frame(lines: &[String], (columns, rows): (usize, usize)) -> String {
     };
     let shown = lines.iter().take(lines.len() - hidden).chain([&last]);
     let shown: Vec<String> = shown.map(|line| line.chars().take(columns).collect()).collect();
-    // Each row is cleared to its end, and the rows below the last one too.
+    // The text clears each row to its end, and then the rows below the last one.
     format!("\x1b[H{}\x1b[K\x1b[J", shown.join("\x1b[K\n"))
 }
 

@@ -1,4 +1,4 @@
-//! The picture of a program's memory, as lines of text.
+//! Draws a program's memory as lines of text.
 
 use comfy_table::{CellAlignment, ContentArrangement, Table, presets};
 use millpond_core::watch::{Fragmentation, ProgramMemory, SegmentMemory, StackMemory, StreamMemory};
@@ -9,11 +9,12 @@ use millpond_engine::text::{counted, plain, thousands};
 const ROWS: usize = 8;
 /// The most frames of a call site.
 const FRAMES: usize = 3;
-/// Frames of functions that begin so are left out, because they say nothing about the program.
+/// Frames of functions whose names begin with these prefixes are omitted, because they say nothing about the
+/// program.
 const NOT_OWN: [&str; 9] =
     ["std::", "core::", "alloc::", "backtrace::", "millpond_", "<millpond_", "<core::", "<alloc::", "__rust"];
 
-/// Returns the picture of a program. With an earlier answer, it has rates.
+/// Returns the display of a program's memory. If there is an earlier answer, the display has rates.
 pub(super) fn lines(now: &ProgramMemory, before: Option<&ProgramMemory>) -> Vec<String> {
     let stacks = counted(now.stacks.len() as u64, "stack");
     let seconds = now.elapsed_us as f64 / 1e6;
@@ -32,7 +33,7 @@ pub(super) fn lines(now: &ProgramMemory, before: Option<&ProgramMemory>) -> Vec<
         lines.push(format!("and {}", counted(now.stacks_left_out as u64, "more stack")));
     }
     lines.extend(now.errors.iter().map(|error| format!("not shown: {error}")));
-    // The texts come from another process.
+    // The texts come from another process, so control characters are removed.
     lines.iter().map(|line| plain(line.trim_end())).collect()
 }
 
@@ -50,7 +51,7 @@ pub(super) fn list(programs: &[ProgramMemory]) -> Vec<String> {
     table(["PID", "stacks", "live", "reserved", "program"], rows.collect())
 }
 
-/// The counts of the outermost layer that counts.
+/// The statistics of the outermost layer that keeps statistics.
 fn statistics(stack: &StackMemory) -> Option<ResourceStatistics> {
     stack.report.layers.iter().find_map(|layer| layer.statistics)
 }
@@ -79,7 +80,7 @@ fn add_stack(stack: &StackMemory, earlier: Option<(&StackMemory, f64)>, lines: &
     add(segments(first(most_free).0), 0, "");
 }
 
-/// Returns the first rows, and the number of the others.
+/// Returns the first rows, and the number of the other rows.
 fn first<T>(rows: &[T]) -> (&[T], usize) {
     let shown = rows.len().min(ROWS);
     (&rows[..shown], rows.len() - shown)
@@ -212,8 +213,8 @@ fn call_site(backtrace: &str) -> String {
     shown.collect::<Vec<_>>().join(" < ")
 }
 
-/// Aligns columns. The first and the last one have text or numbers of their own width, and the others are
-/// numbers.
+/// Aligns the columns. The first column and the last one have text or numbers of their own width; the other
+/// columns have numbers.
 fn table<const N: usize>(header: [&str; N], rows: Vec<Vec<String>>) -> Vec<String> {
     if rows.is_empty() {
         return Vec::new();

@@ -1,26 +1,27 @@
-//! Finds the blocks that were live before a log began, and the log's contradictions.
+//! Finds the blocks that were live before a log began, and the contradictions in the log.
 
 use millpond_engine::log::{Flaws, Freed, LiveBlocks};
 
 use crate::budget::{Budget, Exceeded};
 use crate::recording::{Event, EventKind, Recording};
 
-/// The bytes of a place in the maps, including its share of free space, also while the maps grow.
+/// The bytes of an entry in the maps. The number includes an entry's share of the free space in a map, also
+/// while the map grows.
 const PLACE_BYTES: usize = 64;
 
-/// The live blocks at a row, and the blocks that only their frees reveal.
+/// The live blocks at a row, and the blocks that only their frees show.
 #[derive(Default)]
 pub(super) struct Before {
     live: LiveBlocks<u64, ()>,
     early: Vec<Event>,
-    /// The places whose memory was taken from the budget.
+    /// The number of entries whose memory was taken from the budget.
     places: usize,
-    /// Whether the blocks are of a later log in the same file.
+    /// Whether the blocks belong to a later log in the same file.
     is_later: bool,
 }
 
 impl Before {
-    /// Takes note of an event.
+    /// Adds an event to the maps.
     ///
     /// # Errors
     /// The budget is used up.
@@ -36,7 +37,7 @@ impl Before {
         };
         if is_early && !self.is_later {
             budget.take(2 * size_of::<Event>())?;
-            // The row tells only of the free.
+            // The row only shows the free of the block.
             let plain = Event { is_before: true, address, bytes, ..Event::new(EventKind::Allocate) };
             self.early.push(Event { lane: event.lane, alignment_log2: event.alignment_log2, ..plain });
         }
@@ -47,13 +48,15 @@ impl Before {
         Ok(())
     }
 
-    /// Forgets the live blocks, because another log begins. Its early blocks have no place in the recording.
+    /// Removes the live blocks, because another log begins. The blocks that were live before that log are not
+    /// part of the recording.
     pub(super) fn end_log(&mut self) {
         self.live.restart();
         self.is_later = true;
     }
 
-    /// Puts the early blocks in front of a recording, and returns its flaws.
+    /// Adds the blocks that were live before the log to the start of a recording. Returns the flaws of the
+    /// recording.
     pub(super) fn finish(
         mut self,
         recording: &mut Recording,

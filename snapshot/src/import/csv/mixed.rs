@@ -1,9 +1,9 @@
-//! Finds the logs in a text: without a header, with lines of other programs between the rows, or several
-//! logs one after the other.
+//! Finds the logs in a text. A log may have no header, lines of other programs may be between the rows, and
+//! several logs may follow one another.
 
 use std::io::{self, BufRead, BufReader, Read};
 
-/// The longest line that is read at once, in bytes: more than the log reader takes.
+/// The longest line that is read at once, in bytes. It is longer than the log reader accepts.
 const MAX_LINE_BYTES: u64 = (64 << 10) + 1;
 
 /// The header of RMM's logs.
@@ -11,7 +11,7 @@ const HEADER: &[u8] = b"Thread,Time,Action,Pointer,Size,Stream\n";
 
 const ACTIONS: [&str; 3] = ["allocate", "free", "allocate failure"];
 
-/// The logs of a text. Reading gives one log; the lines of other programs become blank.
+/// The logs of a text. Reading returns one log, in which the lines of other programs are blank.
 pub(super) struct Mixed<R> {
     source: BufReader<R>,
     /// The bytes to return next.
@@ -22,7 +22,7 @@ pub(super) struct Mixed<R> {
     is_in_log: bool,
     /// Whether `line` is the header of the next log.
     is_next: bool,
-    /// Whether reading failed, which the log's reader has told.
+    /// Whether reading failed. The reader of the log has already reported the error.
     is_broken: bool,
     pub(super) others: u64,
     pub(super) first_other: Option<u64>,
@@ -36,13 +36,13 @@ enum Kind {
     Other,
 }
 
-/// Returns whether a line is the header or a complete row of a log, wherever it is.
+/// Returns whether a line is the header or a complete row of a log, at any position in the file.
 pub(crate) fn is_start(line: &str) -> bool {
     is_header(line) || is_row(line)
 }
 
-/// Returns whether a start of a text has lines of other programs or another log between its rows, after its
-/// header. Damaged lines at the end do not count.
+/// Returns whether the start of a text contains lines of other programs, or another log, between the rows
+/// after its header. Damaged lines at the end do not count.
 pub(crate) fn is_mixed(start: &[u8]) -> bool {
     let lines = start.split_inclusive(|byte| *byte == b'\n').filter(|line| line.ends_with(b"\n"));
     let mut lines = lines.skip(1).filter(|line| !line.trim_ascii().is_empty());
@@ -57,7 +57,7 @@ fn is_header(line: &str) -> bool {
     ["Thread", "Action", "Pointer", "Size"].iter().all(|name| cells(line).any(|cell| cell == *name))
 }
 
-/// Returns whether a line is a row with RMM's columns in their order.
+/// Returns whether a line is a row with RMM's columns in RMM's order.
 fn is_row(line: &str) -> bool {
     if line.len() > 256 {
         return false;
@@ -78,15 +78,16 @@ fn is_row(line: &str) -> bool {
         && is_address(stream)
 }
 
-/// Tells the lines of a log from others. A damaged row is still a row, whose error the log reader names.
+/// Distinguishes the lines of a log from other lines. A damaged row still counts as a row, and the log reader
+/// reports its error.
 fn kind(line: &[u8]) -> Kind {
-    // The usual row: a number, then at least three other cells.
+    // A usual row has a number, and then at least three other cells.
     let digits = line.iter().take_while(|byte| byte.is_ascii_digit()).count();
     let is_numbered = digits > 0 && line.get(digits) == Some(&b',');
     if is_numbered && line[digits..].iter().filter(|byte| **byte == b',').take(3).count() == 3 {
         return Kind::Row;
     }
-    // The last row of a log that is cut off.
+    // The last row of a truncated log may be incomplete.
     let is_torn = !line.ends_with(b"\n") && line.len() < MAX_LINE_BYTES as usize;
     if is_torn && digits > 0 && (is_numbered || digits == line.len()) {
         return Kind::Row;
@@ -100,7 +101,7 @@ fn kind(line: &[u8]) -> Kind {
 }
 
 impl<R: Read> Mixed<R> {
-    /// Reads a text that begins at a line with this number; the lines before it are no rows.
+    /// Reads a text whose first line has this number. The lines before it contain no rows.
     pub(super) fn new(source: R, number: u64) -> Self {
         Self {
             source: BufReader::new(source),
@@ -115,8 +116,8 @@ impl<R: Read> Mixed<R> {
         }
     }
 
-    /// Goes to the next log, and returns the line of its header; `None` if there is none. `is_log` tells that
-    /// the next line is a header, even a bad one.
+    /// Moves to the next log, and returns the number of its header's line; `None` if there is no further log.
+    /// `is_log` says that the next line is a header, even if the header is wrong.
     ///
     /// # Errors
     /// The source cannot be read.
@@ -146,7 +147,8 @@ impl<R: Read> Mixed<R> {
         self.first_other.get_or_insert(self.number);
     }
 
-    /// Reads a line; false at the end. The rest of a longer line comes as the next one.
+    /// Reads a line. Returns false at the end of the text. If a line is too long, its rest is returned as the
+    /// next line.
     fn next_line(&mut self) -> io::Result<bool> {
         self.line.clear();
         self.at = 0;
@@ -160,7 +162,7 @@ impl<R: Read> Mixed<R> {
         Ok(!self.line.is_empty())
     }
 
-    /// Reads the next line of the log into `line`; false at the log's end.
+    /// Reads the next line of the log into `line`. Returns false at the end of the log.
     fn next_of_log(&mut self) -> io::Result<bool> {
         if !self.is_in_log || !self.next_line()? {
             self.is_in_log = false;

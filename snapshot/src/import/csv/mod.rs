@@ -1,4 +1,4 @@
-//! Logs with RMM's columns, with or without the columns of a recording.
+//! Reads logs with RMM's columns. A log may also have the columns of a recording.
 
 mod before;
 mod mixed;
@@ -25,10 +25,11 @@ pub(super) use mixed::{is_mixed, is_start};
 /// The most logs in one file.
 const MOST_LOGS: u64 = 64;
 
-/// The bytes of an entry in the map of live blocks, including its share of free space.
+/// The bytes of an entry in the map of live blocks, including the entry's share of the map's free space.
 const LIVE_BYTES: usize = 96;
 
-/// Reads a log, which may have lines of other programs between its rows, or other logs after it.
+/// Reads a log. The file may have lines of other programs between the rows, or other logs after the first
+/// one.
 ///
 /// # Errors
 /// A row cannot be read, or the log needs too much memory.
@@ -41,10 +42,10 @@ pub(super) fn import(
     logs(name, Mixed::new(text, 1), true, options, budget)
 }
 
-/// Reads the logs in a text that begins at a line with this number.
+/// Reads the logs in a text whose first line has this number.
 ///
 /// # Errors
-/// The errors of [`import`].
+/// Returns the errors of [`import`].
 pub(super) fn import_from(
     name: &str,
     text: impl Read + Send,
@@ -69,7 +70,10 @@ fn logs(
     while let Some(line) = text.next_log(std::mem::take(&mut is_log))? {
         count += 1;
         if count > MOST_LOGS {
-            return Err(Refusal::at_line(line, "holds more than 64 logs one after the other; split it"));
+            return Err(Refusal::at_line(
+                line,
+                "holds more than 64 logs one after the other; split the file",
+            ));
         }
         let of_file = |error: Refusal| match error.line {
             0 => error,
@@ -124,7 +128,7 @@ fn clock(reader: &LogReader<'_>) -> Clock {
     }
 }
 
-/// Adds the events of one log. Returns why its rest is missing.
+/// Adds the events of one log. If the rest of the log is missing, returns the reason.
 fn rows(
     mut reader: LogReader<'_>,
     recording: &mut Recording,
@@ -165,8 +169,8 @@ fn rows(
     Ok(reader.rest_missing().cloned())
 }
 
-/// Ends the blocks and segments that are live since the event with this number, because another log begins.
-/// Returns the number of events.
+/// Ends the blocks and segments that became live since the event with this number, because another log
+/// begins. Returns the number of events.
 fn end_log(recording: &mut Recording, first: usize, budget: &mut Budget) -> Result<usize, Refusal> {
     let mut live: BTreeMap<(bool, u64), Event> = BTreeMap::new();
     for number in first..recording.len() {
@@ -209,7 +213,7 @@ fn end_log(recording: &mut Recording, first: usize, budget: &mut Budget) -> Resu
     Ok(recording.len())
 }
 
-/// Adds the event of a row that only has a log's columns.
+/// Adds the event of a row that only has the columns of a log.
 fn plain_row(
     row: &log::Event,
     recording: &mut Recording,
@@ -277,7 +281,8 @@ fn event(
     let tag = match cell(reader, column::TAG)? {
         "" => None,
         word => {
-            let text = note_text(word).ok_or_else(|| wrong(column::TAG, "it is not a word".to_owned()))?;
+            let text =
+                note_text(word).ok_or_else(|| wrong(column::TAG, "the value is not a word".to_owned()))?;
             Some(recording.add_tag(&text, budget)?)
         }
     };
@@ -285,7 +290,7 @@ fn event(
         "" => None,
         text => {
             let pool = notes::pool(text);
-            Some(pool.ok_or_else(|| wrong(column::POOL, "a pool is written as 0:0".to_owned()))?)
+            Some(pool.ok_or_else(|| wrong(column::POOL, "a pool must be two numbers, as in 0:0".to_owned()))?)
         }
     };
     let base = base(row, pool, recording, budget)?;
@@ -304,16 +309,16 @@ fn cell<'a>(reader: &'a LogReader<'_>, name: &str) -> Result<&'a str, Refusal> {
     cell.map_err(|_| Refusal::new(format!("column {name} is not UTF-8 text")))
 }
 
-/// Lists the gaps of every RMM log.
+/// Lists the data that every RMM log lacks.
 fn unknowns(recording: &mut Recording) {
     recording.unknown(
         "other_allocators",
         "the log does not show memory that was allocated outside of the logged resource, or memory that the \
          resource took from the driver",
     );
-    recording.unknown("stacks", "the log does not say which code asked for a block");
+    recording.unknown("stacks", "the log does not record which code requested a block");
     if recording.stream_count() > 1 {
-        recording.unknown("stream_order", "the log does not say how the streams are ordered");
+        recording.unknown("stream_order", "the log does not record how the streams are ordered");
     }
     if recording.clock() == Clock::Monotonic && recording.events().all(|event| event.time().is_none()) {
         recording.unknown("times", "the log's times of day are not read: events have an order but no time");
@@ -324,13 +329,14 @@ fn unknowns(recording: &mut Recording) {
 struct Devices {
     /// The requested ordinal.
     wanted: Option<u32>,
-    /// The device whose rows are read. A simulated device may have the same ordinal as a real one.
+    /// The device whose rows are read. A simulated device may have the same ordinal as a real device.
     first: Option<DeviceId>,
     left_out: u64,
 }
 
 impl Devices {
-    /// Returns whether a row is read: it belongs to the requested device, or else to the first row's device.
+    /// Returns whether a row is read. It is read if it belongs to the requested device. If no device was
+    /// requested, it must belong to the device of the first row.
     fn takes(&mut self, recording: &mut Recording, device: Option<DeviceId>) -> bool {
         let Some(device) = device else { return true };
         let is_wanted = self.wanted.is_none_or(|wanted| device.ordinal() == wanted);

@@ -1,4 +1,4 @@
-//! Reads the notes of a recording that was written as a log.
+//! Reads the notes in a log that was written from a recording.
 
 use std::collections::HashMap;
 
@@ -8,10 +8,11 @@ use crate::budget::Budget;
 use crate::import::refusal::Refusal;
 use crate::recording::{Event, EventKind, Frame, Id, Lane, Recording, StateCheck, cut, note_text, word};
 
-/// The bytes of an entry in the map from a file's numbers to ours, including its share of free space.
+/// The bytes of an entry in the map from the file's numbers to this recording's numbers, including the
+/// entry's share of the map's free space.
 const MAP_ENTRY_BYTES: usize = 32;
 
-/// The frames, stacks and tags that the file defined so far, by its own numbers.
+/// The frames, call stacks and tags that the file has defined so far, by the file's own numbers.
 #[derive(Default, Debug)]
 pub(super) struct Notes {
     frames: HashMap<u64, Id>,
@@ -20,7 +21,7 @@ pub(super) struct Notes {
 }
 
 impl Notes {
-    /// Returns the stack that the file defined with this number.
+    /// Returns the call stack that the file defined with this number.
     pub(super) fn stack(&self, id: u64) -> Option<Id> {
         self.stacks.get(&id).copied()
     }
@@ -28,7 +29,7 @@ impl Notes {
     /// Reads the notes of one row.
     ///
     /// # Errors
-    /// A recording never writes such a note, or the budget is used up.
+    /// The note is not one that a recording writes, or the budget is used up.
     pub(super) fn read(
         &mut self,
         notes: &str,
@@ -113,7 +114,7 @@ impl Notes {
         })
     }
 
-    /// Reads an event: address, bytes, stream, thread, time, stack, pool, before, tag.
+    /// Reads the fields of an event: address, bytes, stream, thread, time, stack, pool, before, tag.
     fn event(
         &self,
         kind: EventKind,
@@ -155,7 +156,7 @@ pub(super) fn pool(text: &str) -> Option<(u64, u64)> {
     Some((first.parse().ok()?, second.parse().ok()?))
 }
 
-/// Parses a value; `-` means that it is absent.
+/// Parses a value. The text `-` means that there is no value.
 fn optional<T>(word: &str, read: impl Fn(&str) -> Option<T>) -> Option<Option<T>> {
     if word == "-" { Some(None) } else { read(word).map(Some) }
 }

@@ -1,8 +1,8 @@
 //! minimalloc's CSV: the lifetimes and the sizes of buffers, for offline placement.
 //!
 //! A buffer lives from `lower` up to, but not including, `upper`. The columns `buffer`, `buffer_id`, `begin`
-//! and `start` are other names for `id` and `lower`. The column `end` replaces `upper`: it is the buffer's
-//! last step, so it is one less.
+//! and `start` are other names for `id` and `lower`. The column `end` replaces `upper`. It is the last step
+//! in which the buffer lives, so it is one less than `upper`.
 
 use std::io::Read;
 
@@ -14,7 +14,7 @@ use crate::import::refusal::Refusal;
 use crate::import::table;
 use crate::recording::{Clock, Event, EventKind, Lane, Recording};
 
-/// The first address for buffers; the file has at most offsets.
+/// The first address for buffers. The file itself has offsets at most.
 const BASE: u64 = 1 << 32;
 
 /// The positions of the columns.
@@ -23,7 +23,7 @@ struct Columns {
     id: usize,
     lower: usize,
     upper: usize,
-    /// Whether the column is `end`, the last step of the buffer.
+    /// Whether the column is `end`: the last step in which the buffer lives.
     is_inclusive: bool,
     size: usize,
     alignment: Option<usize>,
@@ -60,23 +60,23 @@ fn columns(header: &StringRecord) -> Option<Columns> {
     })
 }
 
-/// Reads rows into buffers.
+/// Converts rows to buffers.
 struct Rows<'a> {
     recording: Recording,
     budget: &'a mut Budget,
     lane: u32,
     header: Option<Columns>,
     buffers: Vec<Buffer>,
-    /// The address of the next buffer without an offset.
+    /// The address of the next buffer that has no offset.
     next_address: u64,
-    /// The number of buffers with gaps.
+    /// The number of buffers that have gaps in their lifetime.
     gaps: u64,
 }
 
 /// Reads the buffers.
 ///
 /// # Errors
-/// A row cannot be read, there are no rows, or they exceed the budget.
+/// A row cannot be read, there are no rows, or the rows need more memory than the budget allows.
 pub(super) fn import(name: &str, text: impl Read, budget: &mut Budget) -> Result<Recording, Refusal> {
     let mut recording = Recording::new(name, "minimalloc CSV");
     recording.clock = Clock::Steps;
@@ -86,7 +86,7 @@ pub(super) fn import(name: &str, text: impl Read, budget: &mut Budget) -> Result
     let (mut text, mut row) = (table::rows(Lines::new(text)), StringRecord::new());
     loop {
         let read = text.read_record(&mut row);
-        // The reader is past the row's `\n`, unless reading failed.
+        // Unless reading failed, the reader is past the row's `\n`.
         let line = text.position().line();
         match read.map_err(csv::Error::into_kind) {
             Ok(false) => break,
@@ -156,7 +156,7 @@ impl Rows<'_> {
         Ok(())
     }
 
-    /// Returns a fresh address for a buffer without an offset; `None` if there is none left.
+    /// Returns a fresh address for a buffer that has no offset. Returns `None` if no address is left.
     fn place(&mut self, bytes: u64, alignment: u64) -> Option<u64> {
         let address = self.next_address.checked_next_multiple_of(alignment)?;
         self.next_address = address.checked_add(bytes.max(1))?;
@@ -169,22 +169,24 @@ impl Rows<'_> {
             return Err(Refusal::new("has a header but no buffers"));
         }
         if gaps > 0 {
-            let text =
-                format!("gaps, during which a buffer is unused, are ignored; buffers with gaps: {gaps}");
+            let text = format!(
+                "buffers may be unused for some steps (gaps), which is ignored; buffers with gaps: \
+                     {gaps}"
+            );
             recording.unknown("gaps", text);
         }
         if header.is_some_and(|columns| columns.offset.is_none()) {
             let text = "the file has no offsets: each buffer gets its own address";
             recording.unknown("addresses", text);
         }
-        recording.unknown("threads", "the file does not say which thread or stream uses a buffer");
+        recording.unknown("threads", "the file does not record which thread or stream uses a buffer");
         recording.unknown("times", "the file has steps but no times");
         events(&mut recording, &buffers, budget)?;
         Ok(recording)
     }
 }
 
-/// Adds the events in the order of their steps; in one step, frees come first.
+/// Adds the events in the order of their steps. Within a step, frees come first.
 fn events(recording: &mut Recording, buffers: &[Buffer], budget: &mut Budget) -> Result<(), Refusal> {
     budget.take(buffers.len() * 2 * size_of::<(u64, bool, u32)>())?;
     let mut order: Vec<(u64, bool, u32)> = Vec::with_capacity(2 * buffers.len());

@@ -1,7 +1,8 @@
-//! The call chains of an export: which code called the driver for memory (`nsys profile --cudabacktrace`).
+//! The call chains of an export. They show which code called the driver for memory (`nsys profile
+//! --cudabacktrace`).
 //!
-//! A memory event names a call of the CUDA API by its correlation; the call names a chain; the chain has a
-//! symbol and a module for each depth, as numbers of strings.
+//! A memory event names a call of the CUDA API by the call's correlation number. The call names a chain. The
+//! chain has a symbol and a module for each depth. Both are numbers of strings.
 
 use std::collections::{HashMap, HashSet};
 
@@ -14,10 +15,10 @@ const CALLS: &str = "CUPTI_ACTIVITY_KIND_RUNTIME";
 const CHAINS: &str = "CUDA_CALLCHAINS";
 const STRINGS: &str = "StringIds";
 
-/// The bytes of a map entry, including its share of free space, also while the map grows.
+/// The bytes of a map entry, including the entry's share of the map's free space, also while the map grows.
 const MAP_ENTRY_BYTES: usize = 64;
 
-/// How much of a name is kept, in characters.
+/// The most characters of a name that are kept.
 const MOST_CHARS: usize = 500;
 
 /// A frame of a chain.
@@ -29,7 +30,8 @@ struct Link {
     module: i64,
 }
 
-/// Returns the stacks of the calls that the rows name, by their correlation. Empty if the export has none.
+/// Returns the call stacks of the calls that the rows name, by the call's correlation number. The result is
+/// empty if the export has no chains.
 ///
 /// # Errors
 /// A table cannot be read, or the budget is used up.
@@ -96,7 +98,7 @@ pub(super) fn stacks(
     Ok(stacks)
 }
 
-/// Returns the strings that the frames name.
+/// Returns the strings to which the frames refer.
 fn names(database: &Database, links: &[Link], budget: &mut Budget) -> Result<HashMap<i64, String>, Refusal> {
     let mut wanted: HashSet<i64> = HashSet::default();
     for number in links.iter().flat_map(|link| [link.symbol, link.module]) {

@@ -1,8 +1,8 @@
-//! SQLite exports of Nsight Systems: the memory that a process took from the CUDA driver.
+//! SQLite exports from Nsight Systems: the memory that a process allocated from the CUDA driver.
 //!
 //! The export has the table `CUDA_GPU_MEMORY_USAGE_EVENTS` if the program ran under `nsys profile
-//! --cuda-memory-usage=true`. Its columns and the numbers of its kinds vary between versions, so the reader
-//! looks up kinds by their labels.
+//! --cuda-memory-usage=true`. Its columns, and the numbers of the kinds of events, vary between versions. So
+//! the reader looks up kinds by their labels.
 
 mod chains;
 mod table;
@@ -19,13 +19,13 @@ use crate::recording::{Clock, Event, EventKind, Id, Lane, Recording};
 
 use table::{Database, PROFILE_AGAIN, Row};
 
-/// The bytes of a map entry, including its share of free space, also while the map grows.
+/// The bytes of a map entry, including the entry's share of the map's free space, also while the map grows.
 const MAP_ENTRY_BYTES: usize = 64;
 
 /// Reads the export at `path`.
 ///
 /// # Errors
-/// The database cannot be read, is not such an export, or has no memory events with an order.
+/// The database cannot be read, is not such an export, or has no memory events whose order is known.
 pub(super) fn import(
     path: &Path,
     name: &str,
@@ -52,7 +52,7 @@ pub(super) fn import(
     let host = rows.len();
     rows.retain(|row| !kinds.get(&row.kind).is_some_and(|kind| table::is_of_host(kind)));
     let host = host - rows.len();
-    // Rows with the same time stay in the order of the table.
+    // Rows with the same time keep the order of the table.
     rows.sort_by_key(|row| row.start);
     recording.device = u32::try_from(device).ok();
     recording.detail("memory events", rows.len());
@@ -69,17 +69,18 @@ pub(super) fn import(
         recording.unknown("host_memory", text);
     }
     if frees == 0 {
-        recording.unknown("no_frees", "the export shows no deallocations: blocks seem live until the end");
+        recording.unknown("no_frees", "the export shows no deallocations, so blocks seem live until the end");
     }
     if !has_streams {
-        recording
-            .unknown("streams", "the export does not name the streams: all events count as one stream's");
+        recording.unknown(
+            "streams",
+            "the export does not name the streams, so all events count as events of one stream",
+        );
     }
     recording.unknown(
         "pools",
-        "the export shows only memory that the process took from the driver: blocks inside the pools of \
-         PyTorch, RMM or CuPy are \
-         missing",
+        "the export shows only memory that the process allocated from the driver: blocks inside the pools of \
+         PyTorch, RMM or CuPy are missing",
     );
     if stacks.is_empty() {
         let text = "the export shows no call stacks for memory events: profile with `--cudabacktrace=memory`";
@@ -88,7 +89,7 @@ pub(super) fn import(
     Ok(recording)
 }
 
-/// Keeps the rows of one device and one process: the requested device, or the busiest.
+/// Keeps the rows of one device and one process. The device is the requested one, or else the busiest one.
 fn choose(recording: &mut Recording, rows: &mut Vec<Row>, wanted: Option<u32>) -> Result<u64, Refusal> {
     let mut devices: HashMap<u64, u64> = HashMap::default();
     rows.iter().for_each(|row| *devices.entry(row.device).or_default() += 1);
@@ -104,12 +105,13 @@ fn choose(recording: &mut Recording, rows: &mut Vec<Row>, wanted: Option<u32>) -
         let others: Vec<String> = others.iter().map(u64::to_string).collect();
         let others = others.join(", ");
         return Err(Refusal::new(format!(
-            "has no events of device {device}, only of device {others}; choose another one with --device"
+            "has no events of device {device}, only of device {others}; choose another device with --device"
         )));
     }
     if rows.len() < all {
         let text = format!(
-            "events of other devices were left out: {}; `import --device N` selects another than {device}",
+            "events of other devices were left out: {}; `import --device N` selects a device other than \
+             {device}",
             all - rows.len()
         );
         recording.unknown("other_device", text);
@@ -123,12 +125,12 @@ fn choose(recording: &mut Recording, rows: &mut Vec<Row>, wanted: Option<u32>) -
         let text = format!("events of other processes were left out: {}", of_device - rows.len());
         recording.unknown("other_process", text);
     }
-    // Nsight Systems packs the process number into these bits.
+    // Nsight Systems stores the process number in these bits.
     recording.detail("process", process / 0x100_0000 % 0x100_0000);
     Ok(device)
 }
 
-/// Adds the events. If a deallocation lacks its size, it gets the size of the allocation.
+/// Adds the events. If a deallocation has no size, it gets the size of the allocation.
 fn events(
     recording: &mut Recording,
     rows: &[Row],

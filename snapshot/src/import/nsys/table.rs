@@ -1,4 +1,4 @@
-//! The tables of an export, read through SQLite.
+//! The tables of an export, which are read through SQLite.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -11,24 +11,25 @@ use rusqlite::{Connection, ErrorCode, OpenFlags, OptionalExtension};
 use crate::budget::Budget;
 use crate::import::refusal::Refusal;
 
-/// The commands that record memory.
+/// The commands that record memory events.
 pub(super) const PROFILE_AGAIN: &str =
     "run `nsys profile --cuda-memory-usage=true PROGRAM` and `nsys export --type sqlite`";
 
 const EVENTS: &str = "CUDA_GPU_MEMORY_USAGE_EVENTS";
 
-/// How many labels of a kind are read at most; CUPTI has nine kinds of memory.
+/// The most labels that are read for one enumeration. CUPTI has nine kinds of memory.
 const MAX_LABELS: usize = 64;
 
-/// How many steps of SQLite's machine run between two checks of their number.
+/// The number of steps of SQLite's virtual machine after which the reader compares their sum with the limit.
 const STEPS_BETWEEN: u32 = 1000;
 
-/// The steps that any export may take, and the steps per byte of the file. A row has at least 16 bytes and
-/// takes about 15 steps. A file whose pages refer to each other in circles has endless rows.
+/// The limit is this number of steps, plus a number of steps per byte of the file. A row has at least 16
+/// bytes and needs about 15 steps. A file whose pages refer to each other in circles has endless rows.
 const STEPS: u64 = 10_000_000;
 const STEPS_PER_BYTE: u64 = 8;
 
-/// Tighter limits than SQLite's own: bytes of a value or a statement, columns, and depths of a schema.
+/// Limits that are tighter than SQLite's own limits: the bytes of a value or a statement, the number of
+/// columns, the depth of a schema.
 const LIMITS: [(Limit, i32); 10] = [
     (Limit::SQLITE_LIMIT_LENGTH, 1 << 20),
     (Limit::SQLITE_LIMIT_SQL_LENGTH, 1 << 18),
@@ -55,7 +56,7 @@ pub(super) struct Row {
     pub(super) stream: u64,
     pub(super) kind: i64,
     pub(super) is_allocation: bool,
-    /// The number of the API call; 0 if it is not known.
+    /// The number of the CUDA API call; 0 if it is not known.
     pub(super) correlation: i64,
 }
 
@@ -63,19 +64,19 @@ pub(super) struct Row {
 #[derive(Debug)]
 pub(super) struct Table {
     pub(super) rows: Vec<Row>,
-    /// The labels of the kinds of memory.
+    /// The names of the kinds of memory.
     pub(super) kinds: HashMap<i64, String>,
     pub(super) has_streams: bool,
 }
 
-/// An export, open for reading.
+/// An export that is open for reading.
 pub(super) struct Database(Connection);
 
 impl Database {
-    /// Opens a database without trusting its contents.
+    /// Opens a database. Does not trust its contents.
     ///
     /// # Errors
-    /// It cannot be opened.
+    /// The database cannot be opened.
     pub(super) fn open(path: &Path) -> Result<Self, Refusal> {
         let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX;
         let connection = Connection::open_with_flags(path, flags).map_err(refusal)?;
@@ -99,7 +100,7 @@ impl Database {
         let careful = "PRAGMA trusted_schema = OFF; PRAGMA cell_size_check = ON; PRAGMA mmap_size = 0; \
                        PRAGMA cache_size = -2000; PRAGMA hard_heap_limit = 8388608;";
         connection.execute_batch(careful).map_err(refusal)?;
-        // SQLite reads the missing part of a page as zeros.
+        // SQLite reads the missing end of a page as zeros.
         let page: u32 = connection.query_row("PRAGMA page_size", [], |row| row.get(0)).map_err(refusal)?;
         if !bytes.is_multiple_of(page.max(1).into()) {
             return Err(Refusal::new("is a SQLite database that ends early; copy it again"));
@@ -110,7 +111,7 @@ impl Database {
     /// Reads the events.
     ///
     /// # Errors
-    /// The database is not an export of Nsight Systems, has no such events, or needs too much memory.
+    /// The database is not an export from Nsight Systems, has no memory events, or needs too much memory.
     pub(super) fn rows(&self, budget: &mut Budget) -> Result<Table, Refusal> {
         self.check()?;
         let columns = self.columns(EVENTS)?;
@@ -166,7 +167,7 @@ impl Database {
         Ok(Table { rows, kinds, has_streams: has("streamId") })
     }
 
-    /// Checks that the events are in a table. A view or a virtual table would run code from the file.
+    /// Checks that the events are in a plain table. A view or a virtual table would run code from the file.
     fn check(&self) -> Result<(), Refusal> {
         let sql = "SELECT type = 'table' AND rootpage > 0 FROM sqlite_master WHERE name = ?1";
         let mut statement = self.0.prepare(sql).map_err(refusal)?;
@@ -197,7 +198,8 @@ impl Database {
         names.collect::<Result<_, _>>().map_err(refusal)
     }
 
-    /// Returns whether the export has a table. A view or a virtual table would run code from the file.
+    /// Returns whether the export has a plain table with this name. A view or a virtual table would run code
+    /// from the file.
     fn has_table(&self, table: &str) -> Result<bool, Refusal> {
         let is_table = "SELECT count(*) FROM sqlite_master WHERE type = 'table' AND rootpage > 0 AND \
                         name = ?1";
@@ -205,11 +207,11 @@ impl Database {
         Ok(count > 0)
     }
 
-    /// Passes each row of a table to `take`: its whole numbers, 0 for other values, and the text of its last
-    /// column. Does nothing if the table or a column is missing.
+    /// Passes each row of a table to `take`: its whole numbers, with 0 for other values, and the text of its
+    /// last column. If the table or a column is missing, does nothing.
     ///
     /// # Errors
-    /// The table cannot be read, or the errors of `take`.
+    /// Returns the errors of `take`, or an error if the table cannot be read.
     pub(super) fn each<const COUNT: usize>(
         &self,
         table: &str,
@@ -241,7 +243,7 @@ impl Database {
         Ok(())
     }
 
-    /// Returns the labels of an enumeration; empty if the export lacks it.
+    /// Returns the labels of an enumeration. The result is empty if the export lacks the enumeration.
     fn labels(&self, table: &str) -> Result<HashMap<i64, String>, Refusal> {
         let mut labels = HashMap::default();
         if !self.has_table(table)? {
@@ -278,7 +280,7 @@ fn is_allocation(operation: i64, labels: &HashMap<i64, String>) -> bool {
 fn refusal(error: rusqlite::Error) -> Refusal {
     if error.sqlite_error_code() == Some(ErrorCode::OperationInterrupted) {
         return Refusal::new(
-            "is a SQLite database that takes too many steps to read for its size. It is damaged, or its \
+            "is a SQLite database that needs too many steps to read for its size. It is damaged, or its \
              pages refer to each other in a circle; export it again",
         );
     }

@@ -1,4 +1,4 @@
-//! Runs the opcodes of a pickle that make plain data, and refuses all others.
+//! Runs the opcodes of a pickle that make plain data. Refuses all other opcodes.
 
 use crate::blocks::Blocks;
 use crate::budget::Budget;
@@ -95,7 +95,7 @@ impl Machine<'_, '_> {
         }
     }
 
-    /// Runs an opcode for a number, a truth value or `None`. Returns whether the opcode is one of these.
+    /// Runs an opcode for a number, a truth value or `None`. Returns whether the opcode is such an opcode.
     #[inline]
     fn scalar(&mut self) -> Done<bool> {
         match self.opcode {
@@ -126,7 +126,7 @@ impl Machine<'_, '_> {
         Ok(true)
     }
 
-    /// Runs an opcode for a text or the memo. Returns whether the opcode is one of these.
+    /// Runs an opcode for a text or the memo. Returns whether the opcode is such an opcode.
     #[inline]
     fn text_or_memo(&mut self) -> Done<bool> {
         match self.opcode {
@@ -165,7 +165,7 @@ impl Machine<'_, '_> {
         Ok(true)
     }
 
-    /// Runs an opcode for a list, a tuple or a dictionary. Returns whether the opcode is one of these.
+    /// Runs an opcode for a list, a tuple or a dictionary. Returns whether the opcode is such an opcode.
     #[inline]
     fn collection(&mut self) -> Done<bool> {
         match self.opcode {
@@ -271,8 +271,9 @@ impl Machine<'_, '_> {
 
     fn text(&mut self, len: u64) -> Done {
         if len > MAX_TEXT_BYTES as u64 {
-            return self
-                .refuse(&format!("a text of {len} bytes is longer than 1 MiB, the most that is read"));
+            return self.refuse(&format!(
+                "a text of {len} bytes is longer than 1 MiB, which is the most that is read"
+            ));
         }
         let len = len as usize;
         let mut scratch = std::mem::take(&mut self.scratch);
@@ -291,7 +292,7 @@ impl Machine<'_, '_> {
         Ok(())
     }
 
-    /// Closes the last mark, and returns the height of the stack there.
+    /// Removes the last mark, and returns the height of the stack at that mark.
     fn close(&mut self) -> Done<usize> {
         match self.marks.pop() {
             Some(height) => Ok(height),
@@ -308,7 +309,7 @@ impl Machine<'_, '_> {
         }
     }
 
-    /// Replaces the last values with a list of them.
+    /// Replaces the last values of the stack with a list of these values.
     fn collect(&mut self, count: usize) -> Done {
         let from = self.below(count)?;
         let list = self.values.empty_list(self.budget)?;
@@ -358,7 +359,7 @@ impl Machine<'_, '_> {
         let value = self.stack.at(from);
         if number > self.memo.len() + MAX_GAP {
             return self.refuse(&format!(
-                "the pickle stores a value at index {number} of its memo, far above the previous ones"
+                "the pickle stores a value at index {number} of its memo, far above the previous index"
             ));
         }
         while self.memo.len() <= number {
@@ -403,7 +404,7 @@ impl Machine<'_, '_> {
     #[cold]
     fn cut_off(&self) -> Refusal {
         let at = self.input.offset();
-        Refusal::new(format!("the pickle ends early, at byte {at}: the file is cut off; copy it again"))
+        Refusal::new(format!("the pickle ends early, at byte {at}: the file is truncated; copy it again"))
     }
 
     #[cold]
@@ -430,8 +431,8 @@ impl Machine<'_, '_> {
         let (opcode, offset) = (name(self.opcode), self.offset);
         match wants {
             Some(wants) => Refusal::new(format!(
-                "this file asks {wants} (opcode {opcode} at byte {offset}): refused; a snapshot never needs \
-                 that; do not open the file with pickle.load either, unless you trust it"
+                "this file asks {wants} (opcode {opcode} at byte {offset}), which is refused; a snapshot \
+                 never needs this; do not open the file with pickle.load either, unless you trust it"
             )),
             None => Refusal::new(format!(
                 "opcode {opcode} at byte {offset} is not used in snapshots: refused; is this a complete \

@@ -1,7 +1,8 @@
-//! Reads pickles of plain data, and refuses pickles that ask for anything else.
+//! Reads pickles of plain data. Refuses pickles that ask for anything else.
 //!
-//! Python's own reader runs whatever code a pickle asks for. This reader knows numbers, texts, lists, tuples
-//! and dictionaries, in protocols 2 to 5. It imports and calls nothing, and its memory is bounded.
+//! Python's own reader runs any code that a pickle names. This reader knows only numbers, texts, lists,
+//! tuples and dictionaries, in the protocols 2 to 5. It imports no module and calls no function, and its
+//! memory is bounded.
 
 mod machine;
 mod refused;
@@ -16,7 +17,7 @@ use crate::budget::Budget;
 /// Reads a pickle.
 ///
 /// # Errors
-/// A sentence with the opcode and its position.
+/// Returns a sentence that names the opcode and its position.
 pub(crate) fn read(input: &mut Bytes<'_>, budget: &mut Budget) -> Result<(Values, Value), Refusal> {
     machine::run(input, budget)
 }

@@ -1,11 +1,11 @@
-//! Names the opcodes of pickles, and describes the requests of refused opcodes.
+//! Names the opcodes of pickles, and describes what refused opcodes ask for.
 
 use crate::import::bytes::Bytes;
 
-/// The longest name of a module, or of a member, that is shown, in characters.
+/// The most characters that are shown for the name of a module or a member.
 const SHOWN: usize = 80;
 
-/// The opcodes that run or that a refusal names, with Python's names.
+/// The opcodes that this reader runs or that a refusal names, with Python's names.
 const NAMES: &[(u8, &str)] = &[
     (b'(', "MARK"),
     (b')', "EMPTY_TUPLE"),
@@ -83,13 +83,13 @@ pub(super) fn name(opcode: u8) -> String {
     known.map_or_else(|| format!("{opcode:#04x}"), |(_, name)| (*name).to_owned())
 }
 
-/// Returns the request of an opcode, if it asks for more than plain data.
+/// If an opcode asks for more than plain data, returns a description of its request.
 pub(super) fn wish(opcode: u8) -> Option<String> {
     let wish = match opcode {
         b'R' => "to call a function",
         b'b' => "to set up an object by its own code",
         b'o' | 0x81 | 0x92 => "to make an object of a class",
-        b'P' | b'Q' => "for an object that is stored elsewhere, as tensors of a checkpoint are",
+        b'P' | b'Q' => "for an object that is stored outside of it, as the tensors of a checkpoint are",
         0x82..=0x84 => "for an object of a registered extension",
         0x93 => "to import something without a name",
         0x97 | 0x98 => "for a buffer that is not in it",
@@ -98,7 +98,7 @@ pub(super) fn wish(opcode: u8) -> Option<String> {
     Some(wish.to_owned())
 }
 
-/// Reads the two lines after an opcode that imports: a module, and a name in it.
+/// Reads the two lines after an opcode that imports: the name of a module, and a name in the module.
 pub(super) fn global(input: &mut Bytes<'_>) -> Option<String> {
     let mut line = || {
         let mut text = Vec::new();
@@ -116,7 +116,7 @@ pub(super) fn global(input: &mut Bytes<'_>) -> Option<String> {
     Some(format!("{}.{}", line()?, line()?))
 }
 
-/// Returns a name from a file for display: short, and without characters that a terminal would obey.
+/// Returns a name from a file in a form to display: short, and without characters that a terminal would obey.
 pub(super) fn shown(name: &str) -> String {
     let mut short: String = name.chars().take(SHOWN).flat_map(char::escape_debug).collect();
     if name.chars().nth(SHOWN).is_some() {

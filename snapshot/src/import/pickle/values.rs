@@ -1,8 +1,8 @@
-//! The values of a pickle, without the copies and the recursion that its references would need.
+//! The values of a pickle. References need neither copies nor recursion.
 //!
 //! A value is a 32-bit number. Lists, dictionaries and tuples are chains of slices. Equal slices are stored
-//! once, so a file whose events repeat their stacks takes little memory. Nothing here follows references, so
-//! deep or circular nesting does no harm.
+//! once, so a file whose events repeat their call stacks needs little memory. The reader never follows
+//! references, so deep or circular nesting does no harm.
 
 use std::collections::HashMap;
 use std::collections::hash_map::{Entry, RandomState};
@@ -41,46 +41,46 @@ const DICT: u32 = 8;
 /// The number of bits of a value below its tag.
 const BITS: u32 = 28;
 
-/// The bytes of a map entry, including its share of free space, also while the map grows.
+/// The bytes of a map entry, including the entry's share of the map's free space, also while the map grows.
 const MAP_ENTRY_BYTES: usize = 64;
 
 /// A slice of a list or a dictionary.
 #[derive(Clone, Copy, Debug)]
 struct Part {
-    /// For a list: its length. For a dictionary: the slot with its length, which comes before the slots of
-    /// its keys.
+    /// For a list, its length. For a dictionary, the slot that holds its length. The slots of the keys follow
+    /// that slot.
     about: u32,
-    /// The first of its values, and whether more parts follow; see [`MORE`].
+    /// The first slot of the values, and whether more slices follow; see [`MORE`].
     first: u32,
 }
 
-/// Marks the first part of a list or dictionary with several parts. Slots have 28-bit numbers.
+/// Marks the first slice of a list or dictionary that has several slices. Slots have 28-bit numbers.
 const MORE: u32 = 1 << 31;
 
-/// An empty part of a dictionary.
+/// An empty slice of a dictionary.
 const NO_KEYS: u32 = u32::MAX;
 
 /// The values that a file has made so far.
 #[derive(Debug)]
 pub(crate) struct Values {
     slots: Blocks<Value>,
-    /// The first part of each list and dictionary.
+    /// The first slice of each list and dictionary.
     heads: Blocks<Part>,
-    /// The other parts of lists and dictionaries with several, by the index of the first.
+    /// The other slices of lists and dictionaries that have several slices, by the index of the first slice.
     more: HashMap<u32, Vec<Part>>,
     numbers: Blocks<u64>,
     texts: Blocks<Box<str>>,
-    /// Keyed anew for each file, so that no file can choose texts and slices with equal hashes.
+    /// The key differs for each file, so that no file can choose texts and slices with equal hashes.
     hasher: RandomState,
     text_by_hash: HashMap<u64, u32>,
-    /// The first slot and the length of a slice with this hash.
+    /// The first slot and the length of a slice, by the hash of the slice.
     slice_by_hash: HashMap<u64, (u32, u32)>,
 }
 
 impl Value {
     pub(crate) const NONE: Self = Self::new(NONE, 0);
 
-    /// Not a value: an unused memo index.
+    /// Marks an unused index of the memo; it is not a value.
     pub(crate) const ABSENT: Self = Self(u32::MAX);
 
     const fn new(tag: u32, payload: u32) -> Self {
@@ -137,7 +137,7 @@ impl Values {
         Ok(Value::new(FLOAT, self.numbers.push(value.to_bits(), budget)?))
     }
 
-    /// Adds a text; equal texts are one value.
+    /// Adds a text. Equal texts become one value.
     pub(crate) fn text(&mut self, text: &str, budget: &mut Budget) -> Result<Value, Exceeded> {
         let hash = self.hasher.hash_one(text);
         if let Some(&known) = self.text_by_hash.get(&hash)
@@ -159,7 +159,7 @@ impl Values {
         Ok(Value::new(DICT, self.heads.push(Part { about: NO_KEYS, first: 0 }, budget)?))
     }
 
-    /// Appends the values of `stack`, from index `from` on, to a list.
+    /// Appends values to a list: the values in `stack` from index `from` on.
     pub(crate) fn extend_list(
         &mut self,
         list: Value,
@@ -176,7 +176,7 @@ impl Values {
         self.append(list.payload(), is_empty, Part { about: len, first }, budget)
     }
 
-    /// Adds the pairs of keys and values of `stack`, from index `from` on, to a dictionary.
+    /// Adds pairs of keys and values to a dictionary: the pairs in `stack` from index `from` on.
     pub(crate) fn extend_dict(
         &mut self,
         dict: Value,
@@ -205,7 +205,8 @@ impl Values {
         Ok(first)
     }
 
-    /// Stores a slice of values, or finds an equal one. The values of dictionaries are seldom equal.
+    /// Stores a slice of values, or finds an equal slice that is stored already. The values of dictionaries
+    /// are seldom equal.
     fn shared(
         &mut self,
         values: impl Iterator<Item = Value> + Clone,
@@ -259,7 +260,7 @@ impl Values {
         }
     }
 
-    /// Returns the text, if the value is one.
+    /// Returns the text, if the value is a text.
     pub(crate) fn as_text(&self, value: Value) -> Option<&str> {
         match self.kind(value) {
             Kind::Text(number) => Some(self.texts.of(number as usize)),
@@ -275,18 +276,18 @@ impl Values {
         }
     }
 
-    /// Returns the number of slots that all lists and dictionaries take; equal slices are stored once.
+    /// Returns the number of slots that all lists and dictionaries use. Equal slices are stored once.
     pub(crate) fn slots(&self) -> usize {
         self.slots.len()
     }
 
-    /// Returns the values of a list or tuple, in order; nothing for other values.
+    /// Returns the values of a list or tuple, in order. Returns no values if `list` is another value.
     pub(crate) fn items(&self, list: Value) -> impl Iterator<Item = Value> + '_ {
         let parts = list.is_list().then(|| self.parts(list)).into_iter().flatten();
         parts.flat_map(|part| (part.first..part.first + part.about).map(|at| self.slots.at(at as usize)))
     }
 
-    /// Returns the number of values of a list or tuple; 0 for other values.
+    /// Returns the number of values in a list or tuple. Returns 0 if `list` is another value.
     pub(crate) fn len(&self, list: Value) -> u64 {
         let parts = list.is_list().then(|| self.parts(list)).into_iter().flatten();
         parts.map(|part| u64::from(part.about)).sum()
@@ -304,25 +305,26 @@ impl Values {
         })
     }
 
-    /// Returns the value of a key, if `dict` is a dictionary with this key.
+    /// Returns the pairs of a dictionary, in order. Returns no pairs if `dict` is another value.
     pub(crate) fn get(&self, dict: Value, key: &str) -> Option<Value> {
-        // The last one counts, as in Python.
+        // If a key occurs several times, the last pair counts, as in Python.
         self.pairs(dict).filter(|&(name, _)| self.as_text(name) == Some(key)).last().map(|(_, value)| value)
     }
 
-    /// Returns a number for the content of a list: equal numbers mean equal lists. `None` for other values.
+    /// Returns a number for the content of a list. Lists with equal numbers are equal. Returns `None` if
+    /// `list` is another value.
     pub(crate) fn content(&self, list: Value) -> Option<u64> {
         let head = list.is_list().then(|| self.heads.at(list.payload() as usize))?;
         Some(if head.first & MORE == 0 {
             u64::from(head.first) << 32 | u64::from(head.about)
         } else {
-            // The highest bit marks lists in several parts.
+            // The highest bit marks lists that have several slices.
             1 << 63 | u64::from(list.payload())
         })
     }
 
-    /// Returns a number that is equal for dictionaries with the same keys in the same order. `None` for
-    /// dictionaries in several parts.
+    /// Returns a number for the keys of a dictionary. The number is equal for dictionaries with the same keys
+    /// in the same order. Returns `None` if the dictionary has several slices.
     pub(crate) fn shape(&self, dict: Value) -> Option<u32> {
         let head = dict.is_dict().then(|| self.heads.at(dict.payload() as usize))?;
         (head.first & MORE == 0).then_some(head.about)
@@ -333,7 +335,7 @@ impl Values {
         self.slots.at((self.heads.at(dict.payload() as usize).first + place) as usize)
     }
 
-    /// Returns the parts of a list or dictionary.
+    /// Returns the slices of a list or dictionary.
     fn parts(&self, container: Value) -> impl Iterator<Item = Part> + '_ {
         let head = self.heads.at(container.payload() as usize);
         let more = if head.first & MORE == 0 { None } else { self.more.get(&container.payload()) };

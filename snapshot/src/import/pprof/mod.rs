@@ -1,7 +1,7 @@
-//! JAX's device memory profile (`jax.profiler.save_device_memory_profile`): the live buffers at one moment,
-//! and the code of executables, each with its stack.
+//! JAX's device memory profile (`jax.profiler.save_device_memory_profile`). It contains the live buffers at
+//! one moment, and the code of executables, each with its call stack.
 //!
-//! The file is a profile of pprof, a protocol buffer
+//! The file is a pprof profile, which is a protocol buffer
 //! ([profile.proto](https://github.com/google/pprof/blob/main/proto/profile.proto)). It has no addresses.
 
 mod wire;
@@ -18,22 +18,22 @@ use crate::recording::{Frame, Id, Recording};
 
 use wire::Fields;
 
-/// The bytes of a map entry, including its share of free space, also while the map grows.
+/// The bytes of a map entry, including the entry's share of the map's free space, also while the map grows.
 const MAP_ENTRY_BYTES: usize = 64;
 
-/// The most frames of a stack.
+/// The most frames of a call stack.
 const MOST_FRAMES: usize = 2048;
 
-/// The most devices that are told apart.
+/// The most devices that the reader distinguishes.
 const MOST_DEVICES: usize = 1024;
 
-/// The most equal buffers that become blocks of their own; more become one block.
+/// The most equal buffers that become separate blocks. If there are more, they become one block.
 const MOST_BUFFERS: u64 = 1 << 16;
 
 const NEGATIVE: &str = "is a profile (pprof) with negative sizes, which is damaged or the difference of two \
                         profiles; save one with jax.profiler.save_device_memory_profile(\"memory.prof\")";
 
-/// The numbers of fields in profile.proto.
+/// The numbers of the fields in profile.proto.
 mod field {
     pub(super) const SAMPLE_TYPE: u64 = 1;
     pub(super) const SAMPLE: u64 = 2;
@@ -43,7 +43,7 @@ mod field {
     pub(super) const TIME_NANOS: u64 = 9;
 }
 
-/// Returns whether a file starts as a profile does: with the type of a sample, which is two small numbers.
+/// Returns whether a file starts like a profile: with the type of a sample, which is two small numbers.
 pub(super) fn is_start(head: &[u8]) -> bool {
     let Some([0x0a, length @ 2..=6]) = head.get(..2) else { return false };
     let Some(kind) = head.get(2..2 + usize::from(*length)) else { return false };
@@ -54,12 +54,12 @@ pub(super) fn is_start(head: &[u8]) -> bool {
     are_numbers && !fields.is_broken() && matches!(next, None | Some(0x0a | 0x12))
 }
 
-/// The tables of a profile. Numbers of strings count from 0.
+/// The tables of a profile. The numbers of strings count from 0.
 #[derive(Default)]
 struct Profile<'a> {
     types: Vec<[u64; 2]>,
     samples: Vec<&'a [u8]>,
-    /// The lines of a location: pairs of a function and a line, innermost first.
+    /// The lines of a location, as pairs of a function and a line. The innermost line comes first.
     locations: HashMap<u64, &'a [u8]>,
     /// The name and the file of a function.
     functions: HashMap<u64, [u64; 2]>,
@@ -67,7 +67,7 @@ struct Profile<'a> {
     time: u64,
 }
 
-/// One sample: live buffers of one size, device and stack.
+/// One sample: live buffers with the same size, device and call stack.
 struct Sample<'a> {
     count: u64,
     bytes: u64,
@@ -76,19 +76,19 @@ struct Sample<'a> {
     stack: Option<Id>,
 }
 
-/// The frames that samples named so far.
+/// The frames that samples have named so far.
 #[derive(Default)]
 struct Known {
-    /// By function and line.
+    /// The frames by function and line.
     frames: HashMap<(u64, u64), Id>,
-    /// The frames of each location, innermost first.
+    /// The frames of each location, the innermost first.
     locations: HashMap<u64, Vec<Id>>,
 }
 
 /// Reads a profile.
 ///
 /// # Errors
-/// The file is damaged, is a profile of another program, has nothing of the requested device, or needs too
+/// The file is damaged, is a profile of another program, has no memory of the requested device, or needs too
 /// much memory.
 pub(super) fn import(
     name: &str,
@@ -148,7 +148,7 @@ impl<'a> Profile<'a> {
             }
         }
         if fields.is_broken() {
-            return Err(Refusal::new("is a profile (pprof) that is damaged or cut off; save it again"));
+            return Err(Refusal::new("is a profile (pprof) that is damaged or truncated; save it again"));
         }
         Ok(profile)
     }
@@ -157,7 +157,7 @@ impl<'a> Profile<'a> {
         usize::try_from(number).ok().and_then(|number| self.strings.get(number)).copied().unwrap_or("")
     }
 
-    /// Checks that the samples count memory of devices.
+    /// Checks that the samples count device memory.
     fn check(&self) -> Result<(), Refusal> {
         let types: Vec<&str> = self.types.iter().map(|&[kind, _]| self.string(kind)).collect();
         if types == ["allocations", "space"] {
@@ -169,7 +169,7 @@ impl<'a> Profile<'a> {
             .map(|kind| kind.chars().take(30).flat_map(char::escape_debug).collect())
             .collect();
         Err(Refusal::new(format!(
-            "is a profile (pprof) of {}, not of a device's memory; save one with \
+            "is a profile (pprof) of {}, but not of device memory; save one with \
              jax.profiler.save_device_memory_profile(\"memory.prof\")",
             types.join(", ")
         )))
@@ -224,7 +224,8 @@ impl<'a> Profile<'a> {
         Ok(sample)
     }
 
-    /// Returns the frames of a location. Its bytes are read only once, however many samples name it.
+    /// Returns the frames of a location. The bytes of the location are read only once, even if many samples
+    /// name it.
     fn location<'f>(
         &self,
         location: u64,
@@ -258,7 +259,7 @@ impl<'a> Profile<'a> {
     }
 }
 
-/// Returns the numbers of two fields of a message; 0 if it lacks one.
+/// Returns the numbers in two fields of a message. If the message lacks a field, its number is 0.
 fn pair(message: &[u8], numbers: [u64; 2]) -> [u64; 2] {
     let mut pair = [0; 2];
     for (number, value) in Fields::new(message) {
@@ -278,7 +279,8 @@ fn ordinal(device: &str) -> Option<u32> {
     end[start..].parse().ok()
 }
 
-/// Keeps the buffers of one device, and the executables, which belong to all. Returns the bytes of others.
+/// Keeps the buffers of one device. Also keeps the executables, which belong to all devices. Returns the
+/// bytes of the other buffers.
 fn choose(
     recording: &mut Recording,
     samples: &mut Vec<Sample<'_>>,
@@ -306,7 +308,7 @@ fn choose(
         others.sort_unstable();
         let others: Vec<String> = others.iter().take(16).map(u32::to_string).collect();
         return Err(Refusal::new(format!(
-            "has no memory of device {wanted}, only of device {}; choose another one with --device",
+            "has no memory of device {wanted}, only of device {}; choose another device with --device",
             others.join(", ")
         )));
     }
@@ -316,7 +318,7 @@ fn choose(
     Ok(all.saturating_sub(samples.iter().fold(0, |sum, sample| sum.saturating_add(sample.bytes))))
 }
 
-/// Returns the buffers as blocks, one after the other.
+/// Returns the buffers as blocks, at consecutive addresses.
 fn state(samples: &[Sample<'_>], recording: &mut Recording, budget: &mut Budget) -> Result<State, Refusal> {
     let mut state = State::default();
     for sample in samples {
@@ -337,7 +339,7 @@ fn describe(recording: &mut Recording, samples: &[Sample<'_>], left_out: u64, ti
         recording.detail("time in ns since 1970", time);
     }
     recording
-        .unknown("no_trace", "the profile shows no events: the peak and the order of calls are not known");
+        .unknown("no_trace", "the profile shows no events: the peak, and the order of calls, are not known");
     recording.unknown("addresses", "the profile shows no addresses: each buffer gets its own address");
     recording.unknown(
         "pools",
@@ -345,12 +347,13 @@ fn describe(recording: &mut Recording, samples: &[Sample<'_>], left_out: u64, ti
          memory",
     );
     if samples.iter().any(|sample| sample.device.is_none()) {
-        let text = "the profile does not say which device an executable is on: it counts on each device";
+        let text =
+            "the profile does not record which device an executable is on, so it counts on each device";
         recording.unknown("executables", text);
     }
     if left_out > 0 {
         let text =
-            format!("bytes on other devices were left out: {left_out}; `import --device N` selects one");
+            format!("bytes on other devices were left out: {left_out}; `import --device N` selects a device");
         recording.unknown("other_device", text);
     }
 }

@@ -1,4 +1,4 @@
-//! The wire format of protocol buffers: fields with a number and a value.
+//! The wire format of protocol buffers: fields, each with a number and a value.
 
 /// The value of a field.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -79,7 +79,7 @@ impl<'a> Value<'a> {
     }
 }
 
-/// Takes a number of variable length.
+/// Reads a number of variable length.
 fn varint(rest: &mut &[u8]) -> Option<u64> {
     let mut number = 0_u64;
     for shift in (0..70).step_by(7) {

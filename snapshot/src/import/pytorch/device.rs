@@ -1,6 +1,6 @@
 //! The devices of a snapshot.
 
-/// The parts of a file about one device.
+/// The data in a file about one device.
 #[derive(Clone, Copy, Default, Debug)]
 pub(super) struct Device {
     pub(super) ordinal: u64,

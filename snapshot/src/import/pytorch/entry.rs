@@ -17,13 +17,13 @@ pub(super) enum Action {
     Snapshot,
     Oom,
     Annotate,
-    /// A phase, in the form that PyTorch wrote for some weeks of 2024.
+    /// A phase, in the form that PyTorch wrote for some weeks in 2024.
     UserDefined,
     /// An unknown action.
     Unknown(Value),
 }
 
-/// An entry. Stacks and texts are values of the pickle.
+/// An entry of the trace. Call stacks and texts are values of the pickle.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Entry {
     pub(super) action: Action,
@@ -35,9 +35,9 @@ pub(super) struct Entry {
     pub(super) device_free: Option<u64>,
     pub(super) pool: Option<(u64, u64)>,
     pub(super) frames: Option<Value>,
-    /// The forward pass of a block of the backward pass, as lines of a traceback.
+    /// The forward pass that belongs to a block of the backward pass, as lines of a traceback.
     pub(super) forward: Option<Value>,
-    /// Texts that someone attached to the entry.
+    /// Texts that the program attached to the entry.
     pub(super) texts: [Option<Value>; 3],
 }
 
@@ -56,7 +56,7 @@ const KEYS: [&str; 12] = [
     "compile_context",
 ];
 
-/// Returns the entries of a trace in order; `None` stands for an entry that PyTorch never writes.
+/// Returns the entries of a trace in order. `None` stands for an entry that PyTorch never writes.
 pub(super) fn entries(values: &Values, trace: Value) -> impl Iterator<Item = Option<Entry>> + '_ {
     let mut row = Row::new(KEYS);
     values.items(trace).map(move |entry| read(values, row.of(values, entry)?))
@@ -116,7 +116,7 @@ fn read(values: &Values, fields: [Option<Value>; KEYS.len()]) -> Option<Entry> {
     })
 }
 
-/// Returns the bits of an address or a handle, which some writers print as a signed number.
+/// Returns the bits of an address or a handle. Some writers print it as a signed number.
 fn bits(values: &Values, value: Value) -> Option<u64> {
     match values.kind(value) {
         Kind::Int(number) => {

@@ -1,4 +1,4 @@
-//! Lists the gaps of a snapshot.
+//! Lists the data that a snapshot lacks.
 
 use millpond_core::format_bytes;
 use millpond_engine::text::number_of;
@@ -8,14 +8,14 @@ use super::start::Start;
 use super::state::State;
 use crate::recording::Recording;
 
-/// The two lines that make PyTorch record.
+/// The two code lines that make PyTorch record events.
 const HOW_TO_RECORD: &str = concat!(
     "to record, run ",
     "torch.cuda.memory._record_memory_history(max_entries=1000000, stacks=\"python\") ",
     "before the model is made, and torch.cuda.memory._dump_snapshot(\"snapshot.pickle\") at the end"
 );
 
-/// The importer's knowledge beyond the trace and the state.
+/// Facts that the importer found, in addition to the trace and the state.
 #[derive(Default, Debug)]
 pub(super) struct Facts {
     pub(super) has_phases: bool,
@@ -23,14 +23,14 @@ pub(super) struct Facts {
     /// The blocks that were live when the trace began.
     pub(super) early_blocks: u64,
     pub(super) early_bytes: u64,
-    /// The early blocks that the trace freed.
+    /// How many of these blocks the trace freed.
     pub(super) freed_blocks: u64,
     pub(super) out_of_memory: u64,
-    /// Whether the trace tells when blocks became free, not only when the program freed them.
+    /// Whether the trace shows when blocks became free, in addition to when the program freed them.
     pub(super) knows_completions: bool,
 }
 
-/// Adds the details and the gaps of the source to a recording.
+/// Adds the details of the source, and the data that it lacks, to a recording.
 pub(super) fn describe(
     recording: &mut Recording,
     start: &Start,
@@ -57,7 +57,7 @@ pub(super) fn describe(
     if start.odd_segments > 0 {
         let count = start.odd_segments;
         let text =
-            format!("events of segments that contradict the state: {count}; reserved memory is uncertain");
+            format!("events of segments that contradict the state: {count}; so reserved memory is uncertain");
         recording.unknown("odd_segments", text);
     }
     let others = devices.iter().filter(|device| device.ordinal != chosen);
@@ -65,8 +65,8 @@ pub(super) fn describe(
         let bytes = format_bytes(*segment_bytes);
         let noun = if *entries == 1 { "entry" } else { "entries" };
         let text = format!(
-            "device {ordinal} is also in the file ({entries} {noun}, {bytes} reserved), but not imported: \
-             use `import --device {ordinal}`"
+            "device {ordinal} is also in the file ({entries} {noun}, {bytes} reserved), but was not \
+             imported: use `import --device {ordinal}`"
         );
         recording.unknown("other_device", text);
     }
@@ -76,19 +76,19 @@ pub(super) fn describe(
     recording.unknown(
         "other_allocators",
         "memory outside PyTorch's caching allocator is not in a snapshot: the CUDA context, NCCL, libraries \
-         that allocate themselves, cudaMallocAsync, other processes",
+         with their own allocator, cudaMallocAsync, other processes",
     );
-    recording.unknown("threads", "a snapshot does not say which thread made a call");
+    recording.unknown("threads", "a snapshot does not record which thread made a call");
     if recording.stream_count() > 1 {
         recording.unknown(
             "stream_order",
-            "a snapshot does not say which other streams used a block, nor how the streams are ordered: each \
-             free counts on the stream of its allocation",
+            "a snapshot does not record which other streams used a block, nor how the streams are ordered: \
+             each free counts on the stream of its allocation",
         );
     }
 }
 
-/// Lists the gaps of the trace.
+/// Lists the data that the trace lacks.
 fn trace(recording: &mut Recording, start: &Start, facts: &Facts) {
     let &Facts { early_blocks, early_bytes, .. } = facts;
     let early = format!("{} ({})", number_of(early_blocks, "block"), format_bytes(early_bytes));
@@ -129,13 +129,13 @@ fn trace(recording: &mut Recording, start: &Start, facts: &Facts) {
     } else if start.requested == 0 && start.completed > 1 {
         recording.unknown(
             "no_requests",
-            "the trace has no free_requested events: it is not known how long record_stream held blocks",
+            "the trace has no free_requested events, so it is not known how long record_stream held blocks",
         );
     }
     let known = entries - start.malformed;
     if start.with_time < known {
         let text = format!("{} of {entries} entries have no time", known - start.with_time);
-        let more = if facts.has_phases { "; phases are placed by the other entries" } else { "" };
+        let more = if facts.has_phases { "; their phases follow from the other entries" } else { "" };
         recording.unknown("no_times", text + more);
     }
     if start.with_stack < known {
@@ -147,12 +147,13 @@ fn trace(recording: &mut Recording, start: &Start, facts: &Facts) {
     }
 }
 
-/// Returns whether the trace's ring was probably full, so that earlier events are lost.
+/// Returns whether the ring buffer of the trace was probably full, so that earlier events are lost.
 pub(super) fn has_wrapped(start: &Start, facts: &Facts) -> bool {
     facts.freed_blocks > 0 && is_round(start.entries)
 }
 
-/// Returns whether people would choose this number as a limit: two digits and zeros, or a power of two.
+/// Returns whether a person would choose this number as a limit: two digits followed by zeros, or a power of
+/// two.
 fn is_round(number: u64) -> bool {
     let mut digits = number;
     while digits >= 100 && digits.is_multiple_of(10) {

@@ -1,9 +1,9 @@
-//! PyTorch's memory snapshots: `torch.cuda.memory._dump_snapshot`, every version since 2.0.
+//! PyTorch's memory snapshots, which `torch.cuda.memory._dump_snapshot` writes, from every version since 2.0.
 //!
-//! A snapshot has a state: the segments and blocks at one moment. Most also have a trace: the events before
-//! that moment. Blocks that were live before the trace show up in two ways: their first event is a free, or
-//! they are in the state without an event. The blocks that are live after the last event must equal the
-//! blocks in the state.
+//! A snapshot has a state: the segments and blocks at one moment. Most snapshots also have a trace: the
+//! events before that moment. A block that was live before the trace shows in one of two ways: its first
+//! event is a free, or it is in the state and has no event. The blocks that are live after the last event
+//! must equal the blocks in the state.
 
 mod device;
 mod entry;
@@ -30,10 +30,10 @@ use start::Start;
 use state::{Segment, State};
 use walk::Walk;
 
-/// The most devices of a snapshot that are examined.
+/// The most devices in a snapshot that are examined.
 const MAX_DEVICES: usize = 128;
 
-/// The parts of a snapshot.
+/// The parts of a snapshot, as values of the pickle.
 struct Parts {
     segments: Value,
     traces: Option<Value>,
@@ -45,7 +45,7 @@ struct Parts {
 /// Reads a snapshot from the values of a pickle.
 ///
 /// # Errors
-/// The pickle is not a snapshot, has nothing of the requested device, or needs too much memory.
+/// The pickle is not a snapshot, has no memory of the requested device, or needs too much memory.
 pub(super) fn import(
     name: &str,
     values: &Values,
@@ -72,7 +72,8 @@ pub(super) fn import(
     let blocks = blocks_before(&start, &state, budget)?;
 
     let pending = state.blocks.iter().filter(|block| block.is_pending).count() as u64;
-    // If no block became free, all blocks that the program freed must still wait at the end.
+    // If no block became free in the trace, all blocks that the program freed must still be waiting at its
+    // end.
     let knows_completions = start.completed > 0 || start.requested <= pending;
     let facts = Facts {
         has_phases: !phases.is_empty(),
@@ -181,7 +182,7 @@ fn devices(values: &Values, parts: &Parts) -> Vec<Device> {
     devices
 }
 
-/// Returns the device to import: the requested one, or the busiest.
+/// Returns the device to import: the requested device, or else the busiest device.
 fn choose(devices: &[Device], wanted: Option<u32>) -> Result<Device, Refusal> {
     let busiest = devices
         .iter()
@@ -190,25 +191,25 @@ fn choose(devices: &[Device], wanted: Option<u32>) -> Result<Device, Refusal> {
     let Some(wanted) = wanted else {
         return busiest.ok_or_else(|| {
             Refusal::new(
-                "is a snapshot without memory: no segment and no event of any device; take it while the \
-                 program holds memory, after torch.cuda.memory._record_memory_history()",
+                "is a snapshot without memory: it has no segment and no event of any device; take the \
+                 snapshot while the program holds memory, after torch.cuda.memory._record_memory_history()",
             )
         });
     };
     devices.iter().copied().find(|device| device.ordinal == u64::from(wanted)).ok_or_else(|| {
         let ordinals: Vec<String> = devices.iter().map(|device| device.ordinal.to_string()).collect();
         Refusal::new(format!(
-            "has no memory of device {wanted}, only of device {}; choose another one with --device",
+            "has no memory of device {wanted}, only of device {}; choose another device with --device",
             ordinals.join(", ")
         ))
     })
 }
 
-/// A block from before the trace.
+/// A block that is older than the trace.
 struct EarlyBlock {
     event: Event,
     stream: u64,
-    /// Whether the program freed it before the trace, and it waits for other streams.
+    /// Whether the program freed the block before the trace, so that it only waits for other streams.
     is_pending: bool,
 }
 

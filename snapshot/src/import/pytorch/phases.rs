@@ -14,7 +14,7 @@ struct Mark {
     tag: Id,
 }
 
-/// The coming starts and ends of phases.
+/// The starts and ends of phases that are still to come.
 #[derive(Default, Debug)]
 pub(super) struct Phases {
     marks: Vec<Mark>,
@@ -60,7 +60,7 @@ impl Phases {
         self.marks.is_empty()
     }
 
-    /// Adds the marks up to a time.
+    /// Adds the starts and ends of phases up to a time.
     pub(super) fn until(
         &mut self,
         time: u64,
@@ -75,7 +75,7 @@ impl Phases {
         Ok(())
     }
 
-    /// Adds the remaining marks.
+    /// Adds the remaining starts and ends of phases.
     pub(super) fn rest(&mut self, recording: &mut Recording, budget: &mut Budget) -> Result<(), Exceeded> {
         self.until(u64::MAX, recording, budget)
     }

@@ -1,14 +1,15 @@
-//! Reads the wanted keys of many dictionaries of the same shape, and looks up their positions only once.
+//! Reads the values of given keys from many dictionaries with the same shape. The positions of the keys are
+//! looked up only once.
 
 use crate::import::pickle::{Value, Values};
 
-/// The most keys of a dictionary that is read; a trace entry of PyTorch has about ten.
+/// The most keys of a dictionary that is read. A trace entry of PyTorch has about ten keys.
 const MAX_KEYS: usize = 64;
 
 /// The positions of `N` keys in dictionaries.
 pub(super) struct Row<const N: usize> {
     keys: [&'static str; N],
-    /// The shape of the last dictionary that had one.
+    /// The shape of the last dictionary that had a shape.
     shape: Option<u32>,
     places: [Option<u32>; N],
 }

@@ -1,4 +1,5 @@
-//! Interns the stacks of a snapshot: first by the shared value in the file, then by content.
+//! Stores each call stack of a snapshot once. Compares call stacks first by the shared value in the file,
+//! then by content.
 
 use std::collections::HashMap;
 
@@ -8,25 +9,25 @@ use crate::budget::{Budget, Exceeded};
 use crate::import::pickle::{Value, Values};
 use crate::recording::{Frame, Id, Recording};
 
-/// The most frames of one stack that are read.
+/// The most frames of one call stack that are read.
 const MAX_FRAMES: usize = 2048;
 
-/// The most frames of the source that stand for one frame of a compiled graph.
+/// The most source frames that replace one frame of a compiled graph.
 const MAX_ORIGINAL: usize = 64;
 
-/// The bytes of a map entry, including its share of free space, also while the map grows.
+/// The bytes of a map entry, including the entry's share of the map's free space, also while the map grows.
 const MAP_ENTRY_BYTES: usize = 64;
 
-/// Separates the frames of the backward pass from the frames of its forward pass.
+/// Separates the frames of the backward pass from the frames of the forward pass that belongs to it.
 const FORWARD: Frame<'_> = Frame { function: "forward pass", file: "<backward of>", line: 0 };
 
-/// The stacks and frames of a snapshot so far.
+/// The call stacks and frames of a snapshot that were read so far.
 pub(super) struct Stacks {
     row: Row<4>,
-    /// A frame, and the frames of the source that it was compiled from.
+    /// A frame, and the source frames that it was compiled from.
     frames: HashMap<Value, Box<[Id]>>,
-    /// By the contents of two lists, so that equal lists share one entry: the frames, and the lines of the
-    /// forward pass.
+    /// The call stack by the contents of two lists: the frames, and the lines of the forward pass. So equal
+    /// lists share one entry.
     stacks: HashMap<(u64, Option<u64>), Option<Id>>,
     open: Vec<Id>,
 }
@@ -41,7 +42,7 @@ impl Stacks {
         }
     }
 
-    /// Returns the stack of a list of frames; `None` if it has no frames.
+    /// Returns the call stack of a list of frames; `None` if the list has no frames.
     pub(super) fn stack(
         &mut self,
         values: &Values,
@@ -52,8 +53,8 @@ impl Stacks {
         self.with_forward(values, (list, None), recording, budget)
     }
 
-    /// Returns the stack of a list of frames, and of a list of texts with the forward pass; `None` if it has
-    /// no frames.
+    /// Returns the call stack of a list of frames, and of a list of texts with the forward pass. Returns
+    /// `None` if there are no frames.
     pub(super) fn with_forward(
         &mut self,
         values: &Values,
@@ -89,7 +90,7 @@ impl Stacks {
         Ok(stack)
     }
 
-    /// Adds the frames of the forward pass. PyTorch lists them as Python prints them: outermost first.
+    /// Adds the frames of the forward pass. PyTorch lists them as Python prints them: the outermost first.
     fn forward(
         &mut self,
         values: &Values,
@@ -109,7 +110,7 @@ impl Stacks {
         Ok(())
     }
 
-    /// Adds a frame, and the frames of the source that it was compiled from.
+    /// Adds a frame, and the source frames that it was compiled from.
     fn frame(
         &mut self,
         values: &Values,

@@ -6,13 +6,14 @@ use super::entry::{Action, Entry};
 use super::state::{Segment, State};
 use crate::budget::{Budget, Exceeded};
 
-/// The bytes of a map entry, including its share of free space, also while the map grows.
+/// The bytes of a map entry, including the entry's share of the map's free space, also while the map grows.
 const MAP_ENTRY_BYTES: usize = 64;
 
-/// The results of one walk over the trace.
+/// The results of reading the trace once.
 #[derive(Default, Debug)]
 pub(super) struct Start {
-    /// The first event at each address; a free as the first event reveals an early block.
+    /// The first event at each address. If the first event is a free, the block was live when the trace
+    /// began.
     first: HashMap<u64, Option<Early>>,
     /// The events of segments, in order.
     segments: Vec<Entry>,
@@ -22,7 +23,8 @@ pub(super) struct Start {
     pub(super) completed: u64,
     pub(super) with_time: u64,
     pub(super) with_stack: u64,
-    /// The segments that were freed or unmapped, although no event and no state shows their origin.
+    /// The segments that were freed or unmapped although neither an event nor the state shows where they came
+    /// from.
     pub(super) odd_segments: u64,
 }
 
@@ -35,7 +37,7 @@ pub(super) struct Early {
 }
 
 impl Start {
-    /// Takes note of one entry of the trace.
+    /// Adds one entry of the trace.
     ///
     /// # Errors
     /// The budget is used up.
@@ -72,7 +74,8 @@ impl Start {
         Ok(())
     }
 
-    /// Returns the blocks that were live when the trace began and that it freed, in no order.
+    /// Returns the blocks that were live when the trace began and that the trace freed, in no particular
+    /// order.
     pub(super) fn freed_blocks(&self) -> impl Iterator<Item = Early> + '_ {
         self.first.values().copied().flatten()
     }
@@ -82,8 +85,8 @@ impl Start {
         self.first.contains_key(&address)
     }
 
-    /// Returns the segments from the beginning of the trace, in the order of addresses. It starts with the
-    /// segments of the state, and undoes the trace's events.
+    /// Returns the segments at the beginning of the trace, in the order of addresses. Starts with the
+    /// segments of the state, and undoes the events of the trace.
     ///
     /// # Errors
     /// The budget is used up.
@@ -114,8 +117,8 @@ impl Start {
     }
 }
 
-/// Removes a range from the segment, or from the adjacent segments, that hold it. Returns whether they held
-/// all of it.
+/// Removes a range from the segment, or the adjacent segments, that contain it. Returns whether they
+/// contained the whole range.
 fn cut(ranges: &mut BTreeMap<u64, Segment>, address: u64, bytes: u64) -> bool {
     let Some(end) = address.checked_add(bytes) else { return false };
     let mut left = bytes;

@@ -1,4 +1,4 @@
-//! The state of a snapshot: segments and the blocks in them.
+//! The state of memory in a snapshot: the segments, and the blocks in them.
 
 use super::row::Row;
 use super::stacks::Stacks;
@@ -7,7 +7,7 @@ use crate::import::pickle::{Value, Values};
 use crate::import::refusal::Refusal;
 use crate::recording::{Id, Recording};
 
-/// A segment: memory from the driver.
+/// A segment: memory that the allocator reserved from the driver.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Segment {
     pub(super) address: u64,
@@ -18,17 +18,17 @@ pub(super) struct Segment {
     pub(super) stack: Option<Id>,
 }
 
-/// A block that is in use, or waits for streams.
+/// A block that is in use, or that waits for streams.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Block {
     pub(super) address: u64,
     pub(super) bytes: u64,
-    /// The size as the allocator rounded it.
+    /// The size of the block, as the allocator rounded it.
     pub(super) rounded_bytes: u64,
     pub(super) stream: u64,
-    /// Whether the program has freed it.
+    /// Whether the program has freed the block.
     pub(super) is_pending: bool,
-    /// Whether the file tells the requested size.
+    /// Whether the file records the requested size.
     pub(super) has_request: bool,
     pub(super) stack: Option<Id>,
 }
@@ -59,8 +59,9 @@ pub(super) fn devices(values: &Values, segments: Value) -> impl Iterator<Item = 
     })
 }
 
-/// How often blocks may be visited per slot of the file's values. In a snapshot of PyTorch, each block is in
-/// one list, which takes a slot. A file that refers to one long list many times has few slots.
+/// How often blocks may be visited, per slot of the file's values. In a snapshot of PyTorch, each block is in
+/// one list, and uses a slot there. A file that refers to one long list many times has few slots, so it
+/// reaches this limit.
 const VISITS: usize = 4;
 
 /// Reads segments and blocks into a state.
@@ -107,7 +108,7 @@ impl Reader<'_> {
         value.and_then(|value| self.values.as_u64(value))
     }
 
-    /// Reads a segment with its blocks, if it belongs to the device.
+    /// Reads a segment with its blocks, if the segment belongs to the device.
     fn segment(&mut self, value: Value, device: u64) -> Result<(), Refusal> {
         let Some([owner, address, bytes, stream, pool, expandable, frames, blocks]) =
             self.segments.of(self.values, value)
@@ -138,8 +139,8 @@ impl Reader<'_> {
         for block in blocks.into_iter().flat_map(|blocks| values.items(blocks)) {
             self.visits = self.visits.checked_sub(1).ok_or_else(|| {
                 Refusal::new(
-                    "is a snapshot in which many segments share one list of blocks; PyTorch never writes \
-                     that, so the file is refused",
+                    "is a snapshot in which many segments share one list of blocks, which PyTorch never \
+                     writes; the file is refused",
                 )
             })?;
             self.block(block, stream, &mut next)?;
@@ -147,7 +148,7 @@ impl Reader<'_> {
         Ok(())
     }
 
-    /// Reads a block, if it is in use or waits. `next` is the end address of the previous block.
+    /// Reads a block, if it is in use or waits for streams. `next` is the end address of the previous block.
     fn block(&mut self, value: Value, stream: u64, next: &mut u64) -> Result<(), Exceeded> {
         let values = self.values;
         let fields = self.blocks.of(values, value);

@@ -1,8 +1,8 @@
-//! Reads tracebacks of Python as text.
+//! Reads Python tracebacks in the form of text.
 
 use crate::recording::Frame;
 
-/// Returns the frames of a traceback, in its order: outermost first. Other lines are left out.
+/// Returns the frames of a traceback in its order, the outermost first. Other lines are left out.
 pub(super) fn frames(text: &str) -> impl DoubleEndedIterator<Item = Frame<'_>> {
     text.lines().filter_map(|line| {
         let (file, rest) = line.trim_start().strip_prefix("File \"")?.rsplit_once("\", line ")?;

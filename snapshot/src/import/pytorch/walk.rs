@@ -1,4 +1,4 @@
-//! Turns the entries of a trace into events, and checks them against each other and against the state.
+//! Converts the entries of a trace to events. Checks the entries against each other and against the state.
 
 use std::collections::BTreeMap;
 
@@ -13,7 +13,7 @@ use crate::budget::{Budget, Exceeded};
 use crate::import::pickle::{Value, Values};
 use crate::recording::{Event, EventKind, Id, Lane, Recording, StateCheck, cut};
 
-/// The bytes of an entry in the map of live blocks, including its share of free space.
+/// The bytes of an entry in the map of live blocks, including the entry's share of the map's free space.
 const LIVE_BYTES: usize = 64;
 
 /// How many names of unknown actions are counted separately.
@@ -23,13 +23,13 @@ const MAX_NAMES: usize = 16;
 #[derive(Clone, Copy, Debug)]
 struct Live {
     bytes: u64,
-    /// The index of the event that allocated it.
+    /// The index of the event that allocated the block.
     event: u32,
-    /// Whether the program has freed it.
+    /// Whether the program has freed the block.
     is_pending: bool,
 }
 
-/// The state of the walk.
+/// The state of the conversion.
 pub(super) struct Walk<'a> {
     values: &'a Values,
     state: &'a State,
@@ -41,10 +41,10 @@ pub(super) struct Walk<'a> {
     live: BTreeMap<u64, Live>,
     /// Reads the frame of a phase.
     phase: Row<2>,
-    /// A `free_requested` whose `free_completed` may come next.
+    /// A `free_requested` entry whose `free_completed` entry may come next.
     requested: Option<Entry>,
     check: StateCheck,
-    /// The unknown actions, with the number of their entries.
+    /// The unknown actions, each with the number of its entries.
     pub(super) unknown: Vec<(String, u64)>,
     pub(super) out_of_memory: u64,
 }
@@ -76,7 +76,7 @@ impl<'a> Walk<'a> {
         }
     }
 
-    /// Adds a segment or a block from before the trace.
+    /// Adds a segment or a block that is older than the trace.
     pub(super) fn before(&mut self, event: Event, stream: u64) -> Result<(), Exceeded> {
         let event = Event { is_before: true, ..event };
         self.place(event, stream, None)
@@ -132,7 +132,8 @@ impl<'a> Walk<'a> {
         }
     }
 
-    /// Reads a phase in the form of some weeks of 2024: a frame whose function is START or END.
+    /// Reads a phase in the form that PyTorch wrote for some weeks in 2024: a frame whose function is START
+    /// or END.
     fn user_defined(&mut self, entry: Entry) -> Result<(), Exceeded> {
         let frame = entry.frames.and_then(|frames| self.values.items(frames).next());
         let Some([stage, name]) = frame.and_then(|frame| self.phase.of(self.values, frame)) else {
@@ -161,7 +162,7 @@ impl<'a> Walk<'a> {
 
     /// Joins the texts of an entry into one tag.
     fn tag(&mut self, texts: [Option<Value>; 3]) -> Result<Option<Id>, Exceeded> {
-        // A file may name one long text at each entry.
+        // A file may repeat one long text in each entry.
         let text = |value: Option<Value>| {
             let text = value.and_then(|value| self.values.as_text(value)).map(cut)?;
             (!text.is_empty() && text != "N/A").then_some(text)
@@ -175,7 +176,7 @@ impl<'a> Walk<'a> {
         self.recording.add_tag(&texts.join(" | "), self.budget).map(Some)
     }
 
-    /// Adds an event, after the phases before it.
+    /// Adds an event. Before it, adds the phases that began or ended before the event.
     fn place(&mut self, event: Event, stream: u64, pool: Option<(u64, u64)>) -> Result<(), Exceeded> {
         if let Some(time) = event.time() {
             self.phases.until(time, &mut self.recording, self.budget)?;
@@ -231,7 +232,7 @@ impl<'a> Walk<'a> {
         self.check.first.get_or_insert_with(what);
     }
 
-    /// Compares the end with the state, and finishes the recording.
+    /// Compares the live blocks at the end with the state, and finishes the recording.
     pub(super) fn finish(mut self) -> Result<Self, Exceeded> {
         if let Some(requested) = self.requested.take() {
             self.event(EventKind::FreeRequested, requested)?;
@@ -258,7 +259,7 @@ impl<'a> Walk<'a> {
         if let Some(live) = live {
             self.recording.set_rounded_bytes(live.event as usize, rounded_bytes, self.budget)?;
         }
-        // If the trace has no completions, a free counts when the program asks for it.
+        // If the trace has no completions, a free counts when the program requests it.
         if is_pending && live.is_none() && !self.knows_completions {
             return Ok(());
         }
@@ -272,8 +273,8 @@ impl<'a> Walk<'a> {
                     self.check.other_phases += 1;
                     self.first(|| {
                         format!(
-                            "the block at {address:#x} waits for streams either after the last event or in \
-                             the state, but not in both"
+                            "the block at {address:#x} waits for streams only after the last event or only \
+                             in the state, not in both"
                         )
                     });
                 }

@@ -2,7 +2,7 @@
 
 use crate::import::states::MOST_BYTES;
 
-/// Units of 1024; some programs write GB for GiB.
+/// Units of 1024. Some programs write GB for GiB.
 const UNITS: [(&str, u32); 15] = [
     ("bytes", 0),
     ("byte", 0),
@@ -36,7 +36,7 @@ pub(crate) fn before(text: &str, marker: &str) -> Option<u64> {
     if is_number { amount(last) } else { amount(&format!("{} {last}", first?)) }
 }
 
-/// Returns the size at the start of a text, in bytes: a number, and maybe a unit.
+/// Returns the size at the start of a text, in bytes: a number, and optionally a unit.
 pub(crate) fn amount(text: &str) -> Option<u64> {
     let end = text.find(|char: char| !char.is_ascii_digit() && char != ',').unwrap_or(text.len());
     let whole = grouped(&text[..end])?;

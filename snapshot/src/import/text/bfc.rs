@@ -1,8 +1,9 @@
-//! The dumps that TensorFlow's and XLA's allocator (BFC) logs when memory runs out: its chunks, or their
-//! sums.
+//! The dumps that the allocator of TensorFlow and XLA (BFC) logs when there is no memory for a request: its
+//! chunks, or their sums.
 //!
-//! The lines come from `bfc_allocator.cc`, with any prefix. A dump names the failed request, then each chunk
-//! with its address and size, then sums by size, then statistics. Logs of JAX often lack the chunks.
+//! The lines come from `bfc_allocator.cc`, and may have any prefix. A dump first names the failed request.
+//! Then it lists each chunk with its address and size, then sums by size, and then statistics. Logs of JAX
+//! often lack the chunks.
 
 use std::io::Read;
 
@@ -18,7 +19,8 @@ use crate::recording::{Frame, Id, Recording, Source};
 /// How many different sizes a summary may list.
 const MOST_SIZES: usize = 1 << 16;
 
-/// The most chunks of a summary that become blocks of their own; more become one block for each size.
+/// The most chunks of a summary that become separate blocks. If there are more, the chunks of each size
+/// become one block.
 const MOST_CHUNKS: u64 = 1 << 16;
 
 const OUT_OF_MEMORY: &str = "out of memory trying to allocate";
@@ -28,7 +30,7 @@ const REGION: &str = "Next region of size";
 /// Texts at the end of a dump.
 const RAISED: [&str; 3] = ["RESOURCE_EXHAUSTED", "Resource exhausted", "ResourceExhaustedError"];
 
-/// Returns whether a line is one of a dump.
+/// Returns whether a line belongs to a dump.
 pub(super) fn is_start(line: &str) -> bool {
     let is_bin = line.contains("Bin (") && line.contains("Total Chunks:");
     let is_sum = line.contains("Sum Total of in-use chunks")
@@ -37,20 +39,21 @@ pub(super) fn is_start(line: &str) -> bool {
     ran_out(line) || is_bin || is_sum || chunk(line).is_some() || exhausted(line).is_some()
 }
 
-/// Returns whether a line names a failed request. Some requests may fail: their callers ask for less.
+/// Returns whether a line names a failed request. Some failed requests do not count, because their callers
+/// then request less.
 fn ran_out(line: &str) -> bool {
     let is_failure = !line.contains("this is not a failure");
     is_failure && line.contains(OUT_OF_MEMORY) && line.to_ascii_lowercase().contains("ran out")
 }
 
-/// Returns the bytes of a request in XLA's own message.
+/// Returns the bytes of the request in XLA's own message.
 fn exhausted(line: &str) -> Option<u64> {
     let is_xla = RAISED.iter().any(|word| line.contains(word));
     let markers = ["Out of memory while trying to allocate ", "Out of memory allocating "];
     markers.iter().filter(|_| is_xla).find_map(|marker| after(line, marker))
 }
 
-/// Returns whether a chunk is in use, its address, its size, and the rest of its line.
+/// Returns whether a chunk is in use, its address, its size, and the rest of the chunk's line.
 fn chunk(line: &str) -> Option<(bool, u64, u64, &str)> {
     let (place, rest) = line.split_once(" of size ")?;
     let (place, address) = place.rsplit_once(" at ")?;
@@ -63,10 +66,10 @@ fn chunk(line: &str) -> Option<(bool, u64, u64, &str)> {
     Some((is_used, hexadecimal(address)?, grouped(&rest[..end])?, &rest[end..]))
 }
 
-/// Reads all dumps of a text, from one line on.
+/// Reads all dumps of a text, beginning at a given line.
 ///
 /// # Errors
-/// No dump has figures, none is about the requested device, or the budget is used up.
+/// No dump has figures, no dump is about the requested device, or the budget is used up.
 pub(super) fn import(
     mut recording: Recording,
     line: String,
@@ -103,24 +106,24 @@ struct Dump {
     /// The name of the allocator, such as `GPU_0_bfc`.
     allocator: Option<String>,
     wanted: Option<u64>,
-    /// The operation that asked.
+    /// The operation that made the request.
     operation: Option<Id>,
     stack: Option<Id>,
     state: State,
-    /// The start and the end of the chunks that adjoin each other.
+    /// The start and the end of a run of adjacent chunks.
     run: Option<(u64, u64)>,
     has_chunks: bool,
-    /// The sizes of the regions, added up.
+    /// The sum of the regions' sizes.
     regions: u64,
     listed: u64,
-    /// The counts and sizes of a summary.
+    /// The counts and sizes in a summary.
     sizes: Vec<(u64, u64)>,
     in_use: Option<u64>,
     most: Option<u64>,
     limit: Option<u64>,
-    /// The free bytes below the limit.
+    /// The free bytes below the allocator's limit.
     available: Option<u64>,
-    /// Whether the statistics came, which are the last lines.
+    /// Whether the statistics were read. They are the last lines of a dump.
     is_ended: bool,
 }
 
@@ -206,7 +209,7 @@ impl Dump {
         self.wanted.is_none() && !self.has_chunks && self.sizes.is_empty() && self.in_use.is_none()
     }
 
-    /// Returns the device of the allocator; `None` for memory of the host.
+    /// Returns the device of the allocator; `None` if the allocator serves host memory.
     fn device(&self) -> Option<u32> {
         let name = self.allocator.as_deref().unwrap_or("GPU_0_bfc").to_ascii_lowercase();
         let is_host = name.contains("host") || name.contains("cpu");
@@ -214,10 +217,11 @@ impl Dump {
             .then(|| number_after(&name, "gpu_").and_then(|number| u32::try_from(number).ok()).unwrap_or(0))
     }
 
-    /// Returns the state of the dump: its chunks, or else blocks by the summary's sizes, or else one block.
+    /// Returns the state that the dump shows: its chunks, or else blocks with the sizes in the summary, or
+    /// else one block.
     ///
     /// # Errors
-    /// The errors of [`State::place`].
+    /// Returns the errors of [`State::place`].
     fn state(mut self, budget: &mut Budget) -> Result<State, Refusal> {
         self.end_run(budget)?;
         let stack = self.stack.or(self.operation);
@@ -245,7 +249,7 @@ impl Dump {
     }
 }
 
-/// Returns the stack of an operation whose name follows a marker.
+/// Returns the call stack of an operation whose name follows a marker.
 fn operation(
     line: &str,
     marker: &str,
@@ -261,7 +265,7 @@ fn operation(
     recording.add_stack(&[frame], budget).map(Some)
 }
 
-/// The dumps of a text so far.
+/// The dumps of a text that were read so far.
 #[derive(Default)]
 struct Dumps {
     wanted: Option<u32>,
@@ -307,7 +311,7 @@ impl Dumps {
         let live = state.live_bytes();
         if regions > listed && has_chunks {
             let text = format!(
-                "the chunks have {listed} bytes, but their regions have {regions} bytes: lines are missing"
+                "the chunks have {listed} bytes, but their regions have {regions} bytes, so lines are missing"
             );
             self.difference.get_or_insert(text);
         } else if let Some(in_use) = in_use.filter(|&bytes| bytes != live) {
@@ -325,8 +329,8 @@ impl Dumps {
             return match others {
                 0 => Ok(None),
                 _ => Err(Refusal::new(format!(
-                    "has no dump of this device's memory, but {} of the host's memory and {} of other \
-                     devices",
+                    "has no dump of the requested device's memory, but {} of the host's memory and {} of \
+                     other devices",
                     self.host, self.other_devices
                 ))),
             };
@@ -340,11 +344,11 @@ impl Dumps {
         }
         recording.unknown(
             "no_trace",
-            "the log shows the memory at one moment: the events before it are not known",
+            "the log shows the memory at one moment, so the events before it are not known",
         );
-        recording.unknown("rounded", "sizes of chunks are as the allocator rounded them");
+        recording.unknown("rounded", "the sizes of chunks are as the allocator rounded them");
         if self.has_sizes {
-            let text = "the log does not show the chunks of a dump: blocks have no addresses, and free \
+            let text = "the log does not show the chunks of a dump, so blocks have no addresses, and free \
                         memory is not known";
             recording.unknown("no_addresses", text);
         }

@@ -1,9 +1,9 @@
-//! The lines of a text from any program: bounded in length, without escape sequences.
+//! The lines of a text from any program. Their length is bounded, and escape sequences are removed.
 
 use crate::import::bytes::refill;
 use std::io::{self, Cursor, Read};
 
-/// How much of a line is kept, in bytes. Other programs write lines without end, such as progress bars.
+/// How many bytes of a line are kept. Other programs write lines without end, such as progress bars.
 const MAX_LINE_BYTES: usize = 16 << 10;
 
 const BUFFER_BYTES: usize = 64 << 10;
@@ -28,8 +28,8 @@ impl<R: Read> TextLines<R> {
         self.number
     }
 
-    /// Returns the next line as text; `None` at the end. A carriage return ends a line too, because progress
-    /// bars end in one; it does not count as a line.
+    /// Returns the next line as text; `None` at the end. A carriage return also ends a line, because progress
+    /// bars end with one. It does not count as a line.
     ///
     /// # Errors
     /// The source cannot be read.
@@ -56,7 +56,7 @@ impl<R: Read> TextLines<R> {
         }
     }
 
-    /// Returns the text from the last line on, which was `line`.
+    /// Returns the text that begins with the last line. `line` is that line.
     pub(crate) fn into_rest(self, line: &str) -> impl Read + use<R> {
         let rest = &self.buffer[self.at..];
         let mut start = line.as_bytes().to_vec();
@@ -79,7 +79,7 @@ impl<R: Read> TextLines<R> {
     }
 }
 
-/// Removes the sequences that colour a text on a terminal.
+/// Removes the escape sequences that colour a text on a terminal.
 fn without_escapes(text: &str) -> String {
     let mut parts = text.split('\u{1b}');
     let mut plain = parts.next().unwrap_or("").to_owned();

@@ -1,5 +1,5 @@
-//! Texts that programs print: messages that memory ran out, dumps of allocators, and logs mixed with other
-//! lines. The first line that a reader knows decides which reader reads the text. Messages of PyTorch without
+//! Texts that programs print: out-of-memory messages, dumps of allocators, and logs mixed with other lines.
+//! The first line that a reader recognises decides which reader reads the text. Messages of PyTorch without
 //! figures do not count.
 
 mod amounts;
@@ -21,12 +21,12 @@ use crate::recording::Recording;
 use lines::TextLines;
 use traceback::Tracebacks;
 
-const NO_FIGURES: &str = "says that memory ran out, but without figures; record the blocks with \
+const NO_FIGURES: &str = "says that memory ran out, but has no figures; record the blocks with \
                           torch.cuda.memory._record_memory_history() and \
                           torch.cuda.memory._dump_snapshot(\"snapshot.pickle\"), or with \
                           rmm.reinitialize(logging=True)";
 
-/// Texts that people have but that tell too little, with a description and the remedy.
+/// Texts that people have but that contain too little, each with a description and the remedy.
 const HINTS: [(&str, &str); 6] = [
     (
         "PyTorch CUDA memory summary",
@@ -47,8 +47,8 @@ const HINTS: [(&str, &str); 6] = [
 /// Reads a text of any program.
 ///
 /// # Errors
-/// No reader knows a line of it: the error says `unknown`, or what else the text is. The errors of the
-/// reader.
+/// No reader recognises a line of the text: the error is `unknown`, or describes the text. Otherwise, the
+/// errors of the reader.
 pub(super) fn import(
     name: &str,
     text: impl Read + Send,
@@ -99,7 +99,7 @@ pub(super) fn import(
     Err(Refusal::new(hint.unwrap_or(unknown)))
 }
 
-/// Returns whether a reader other than the one of PyTorch's messages knows a line.
+/// Returns whether a reader recognises a line, other than the reader of PyTorch's messages.
 fn is_other(line: &str) -> bool {
     csv::is_start(line) || sanitizer::is_start(line) || rmm_debug::is_start(line) || bfc::is_start(line)
 }

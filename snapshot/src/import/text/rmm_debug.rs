@@ -1,7 +1,7 @@
 //! RMM's log of its own decisions (`RMM_DEBUG_LOG_FILE`, `rmm_log.txt`, or the standard error).
 //!
-//! Releases log only failed requests. A build with the level `TRACE` logs all allocations and frees of the
-//! pool. A line is `[thread][time][level] message`, or has these parts in another order.
+//! Release builds log only failed requests. A build with the level `TRACE` logs all allocations and frees of
+//! the pool. A line is `[thread][time][level] message`, or has these parts in another order.
 
 use std::io::Read;
 
@@ -15,26 +15,26 @@ use crate::recording::{Clock, Event, EventKind, Lane, Recording, Source};
 
 const DAY_NS: u64 = 86_400_000_000_000;
 
-/// Returns whether a line is one of such a log.
+/// Returns whether a line belongs to such a log.
 pub(super) fn is_start(line: &str) -> bool {
     line.contains("RMM LOG BEGIN") || message(line).is_some()
 }
 
-/// What a line tells.
+/// The content of a line.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Message {
-    /// A request, before it is served.
+    /// A request that is not served yet.
     Asked(u64),
     /// The address and the bytes of a new block.
     Allocated(u64, u64),
-    /// The address and the bytes of a block.
+    /// The address and the bytes of a freed block.
     Freed(u64, u64),
     Failed(u64),
-    /// Anything else.
+    /// Any other content.
     Other,
 }
 
-/// Returns the stream and the message of a line, with the text in front.
+/// Returns the stream and the message in a line, and the text before the message.
 fn message(line: &str) -> Option<(&str, StreamKey, Message)> {
     let at = line.find("[A][").or_else(|| line.find("[D]["))?;
     let is_free = line[at..].starts_with("[D]");
@@ -59,7 +59,8 @@ fn message(line: &str) -> Option<(&str, StreamKey, Message)> {
     Some((&line[..at], stream, message))
 }
 
-/// Returns the thread and the time of day in the bracketed words before a message, the time in nanoseconds.
+/// Returns the thread and the time of day from the bracketed words before a message. The time is in
+/// nanoseconds.
 fn thread_and_time(before: &str) -> (u64, Option<u64>) {
     let words = before.split(['[', ']', ' ']).filter(|word| !word.is_empty());
     let (mut thread, mut time) = (0, None);
@@ -72,7 +73,7 @@ fn thread_and_time(before: &str) -> (u64, Option<u64>) {
     (thread, time)
 }
 
-/// Reads `08:24:53:517285`, or with a point.
+/// Reads a time such as `08:24:53:517285`, or with a point before the microseconds.
 fn time_of_day(word: &str) -> Option<u64> {
     let parts: Option<Vec<u64>> = word.split([':', '.']).map(|part| part.parse().ok()).collect();
     let [hours, minutes, seconds, micros] = <[u64; 4]>::try_from(parts?).ok()?;
@@ -80,10 +81,10 @@ fn time_of_day(word: &str) -> Option<u64> {
     is_time.then(|| ((hours * 60 + minutes) * 60 + seconds) * 1_000_000_000 + micros * 1000)
 }
 
-/// Reads a log, from one line on.
+/// Reads a log, beginning at a given line.
 ///
 /// # Errors
-/// The budget is used up, or the log has no request.
+/// The budget is used up, or the log shows no request.
 pub(super) fn import(
     mut recording: Recording,
     line: String,
@@ -103,14 +104,14 @@ pub(super) fn import(
 
 #[derive(Default)]
 struct Log {
-    /// The thread of the last request that has no block yet, and its bytes.
+    /// The thread and the bytes of the last request that has no block yet.
     asked: Option<(u64, u64)>,
     blocks: u64,
     failures: u64,
     /// The time of midnight before the last line.
     midnight: u64,
     last: u64,
-    /// The bytes of the pool at a failed request, and its most.
+    /// The bytes of the pool at a failed request, and the most bytes that the pool may have.
     pool: Option<(u64, u64)>,
 }
 
@@ -120,7 +121,7 @@ impl Log {
         let (thread, time) = thread_and_time(before);
         let raw_time = time.map_or(Event::NO_TIME, |time| self.time(time));
         let (kind, address, bytes) = match message {
-            // Nothing is at address 0.
+            // No block is at address 0.
             Message::Other | Message::Allocated(0, _) | Message::Freed(0, _) => return Ok(()),
             Message::Asked(bytes) => {
                 self.asked = Some((thread, bytes));
@@ -132,7 +133,7 @@ impl Log {
         };
         let mut bytes = bytes;
         if kind == EventKind::Allocate {
-            // The block is rounded up; the request before it has the exact size.
+            // The block's size is rounded up. The request before it has the exact size.
             let asked = self.asked.take().filter(|(by, asked)| *by == thread && *asked <= bytes);
             recording.set_rounded_bytes(recording.len(), bytes, budget)?;
             bytes = asked.map_or(bytes, |(_, asked)| asked);
@@ -151,7 +152,8 @@ impl Log {
         recording.push(Event { address, bytes, lane, raw_time, ..Event::new(kind) }, budget)
     }
 
-    /// Returns a time of day as a time since the first midnight; `NO_TIME` after more days than 64 bits hold.
+    /// Converts a time of day to a time since the first midnight. If the days exceed 64 bits, returns
+    /// `NO_TIME`.
     fn time(&mut self, time: u64) -> u64 {
         if time + DAY_NS / 2 < self.last {
             self.midnight = self.midnight.saturating_add(DAY_NS);
@@ -172,11 +174,11 @@ impl Log {
             recording.detail(Recording::LIMIT_BYTES, most);
         }
         if self.blocks == 0 {
-            let text = "the log shows only failed requests: the live blocks are not known";
+            let text = "the log shows only failed requests, so the live blocks are not known";
             recording.unknown("no_blocks", text);
             recording.unknown("no_trace", "record the blocks with rmm.reinitialize(logging=True)");
         }
-        recording.unknown("stacks", "the log does not say which code asked for a block");
+        recording.unknown("stacks", "the log does not record which code requested a block");
         recording.unknown(
             "other_allocators",
             "the log does not show memory that was allocated outside of RMM's pool",

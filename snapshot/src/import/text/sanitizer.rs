@@ -1,4 +1,5 @@
-//! The leaks that NVIDIA's compute-sanitizer reports (`--leak-check full`), as live blocks with their stacks.
+//! The leaks that NVIDIA's compute-sanitizer reports (`--leak-check full`), as live blocks with their call
+//! stacks.
 
 use std::io::Read;
 
@@ -9,13 +10,13 @@ use crate::import::refusal::Refusal;
 use crate::import::states::{Block, State, States};
 use crate::recording::{Frame, Id, Recording};
 
-/// The start of each line of the tool.
+/// The text with which each line of the tool starts.
 const MARK: &str = "=========";
 
-/// How many frames of a stack are read.
+/// The most frames of a call stack that are read.
 const MOST_FRAMES: usize = 512;
 
-/// Returns whether a line is the tool's.
+/// Returns whether the tool printed a line.
 pub(super) fn is_start(line: &str) -> bool {
     message(line).is_some_and(|text| {
         text.contains("COMPUTE-SANITIZER") || text.contains("CUDA-MEMCHECK") || leak(text).is_some()
@@ -33,7 +34,7 @@ fn leak(text: &str) -> Option<(u64, u64)> {
     Some((hexadecimal(rest)?, grouped(bytes)?))
 }
 
-/// Reads a report, from one line on.
+/// Reads a report, beginning at a given line.
 ///
 /// # Errors
 /// The report has no leaks, or the budget is used up.
@@ -55,14 +56,14 @@ pub(super) fn import(
 #[derive(Default)]
 struct Report {
     state: State,
-    /// The address and the size of the leak whose stack is being read.
+    /// The address and the size of the leak whose call stack is being read.
     open: Option<(u64, u64)>,
     frames: Vec<Id>,
-    /// A frame whose module comes in the next line.
+    /// A frame whose module is in the next line.
     waiting: Option<String>,
     leaks: u64,
     bytes: u64,
-    /// The bytes and the number of leaks in the summary.
+    /// The bytes and the number of leaks, as the summary states them.
     summary: Option<(u64, u64)>,
     failed: u64,
 }
@@ -90,7 +91,7 @@ impl Report {
         Ok(())
     }
 
-    /// Ends the open frame; its module may be in the frame itself.
+    /// Ends the open frame. The frame itself may contain its module.
     fn end_frame(
         &mut self,
         module: &str,
@@ -129,24 +130,27 @@ impl Report {
         if self.leaks == 0 {
             return Err(Refusal::new(
                 "is a compute-sanitizer report without leaks; run `compute-sanitizer --tool memcheck \
-                 --leak-check full PROGRAM`. If the program leaks nothing, there are no blocks to show",
+                 --leak-check full PROGRAM`. If the program leaks no memory, there are no blocks to show",
             ));
         }
         States::default().add(&mut recording, self.state, budget)?;
         recording.detail("leaks", self.leaks);
         recording.unknown(
             "leaks_only",
-            "the report shows only blocks that were never freed, at the program's end",
+            "the report shows only blocks that were never freed, as they were at the program's end",
         );
-        recording
-            .unknown("no_trace", "the report shows no events: the peak and the order of calls are not known");
+        recording.unknown(
+            "no_trace",
+            "the report shows no events: the peak, and the order of calls, are not known",
+        );
         recording.unknown(
             "pools",
-            "the report shows memory that the process took from the driver: blocks inside pools are missing",
+            "the report shows memory that the process allocated from the driver: blocks inside pools are \
+             missing",
         );
         recording.unknown(
             "device",
-            "the report does not name the device of a block; pinned host memory counts too",
+            "the report does not name the device of a block; pinned host memory also counts",
         );
         match self.summary {
             Some((bytes, leaks)) if (bytes, leaks) != (self.bytes, self.leaks) => {
@@ -157,7 +161,7 @@ impl Report {
                 recording.unknown("sums_differ", text);
             }
             Some(_) => {}
-            None => recording.unknown("rest_missing", "the report has no summary: its end is missing"),
+            None => recording.unknown("rest_missing", "the report has no summary, so its end is missing"),
         }
         if self.failed > 0 {
             let text = format!("failed requests, whose sizes the report does not show: {}", self.failed);
@@ -173,7 +177,7 @@ fn frame<'a>(text: &'a str, module: &'a str) -> Option<Frame<'a>> {
     let (place, rest) = text.rsplit_once('[').unwrap_or((text, ""));
     let module = rest.split_once("] in ").map_or(module, |(_, module)| module).trim();
     let place = place.trim();
-    // An old form, of cuda-memcheck.
+    // An old form, which cuda-memcheck printed.
     if let Some((file, function)) = place.strip_suffix(')').and_then(|place| place.split_once(" ("))
         && let Some((function, _)) = function.rsplit_once(" + ")
     {

@@ -1,7 +1,7 @@
-//! PyTorch's message that memory ran out, in the forms of all versions since 1.0.
+//! PyTorch's out-of-memory message, in the forms of all versions since 1.0.
 //!
-//! The message is a state without blocks: how much the program used, how much the allocator held, how much
-//! of the device was free, and the failed request.
+//! The message describes a state without blocks: how much memory the program used, how much the allocator
+//! reserved, how much of the device was free, and the failed request.
 
 use std::collections::BTreeSet;
 use std::io::Read;
@@ -15,25 +15,25 @@ use crate::import::refusal::Refusal;
 use crate::import::states::{BASE, Block, Failure, State, States};
 use crate::recording::{Id, Recording, Source};
 
-/// How many lines one message may take, if a mail or a page broke it.
+/// The most lines that one message may fill, if a mail or a page broke it.
 const MOST_LINES: usize = 16;
 
-/// How many bytes of a message are read.
+/// The most bytes of a message that are read.
 const MOST_MESSAGE: usize = 4096;
 
-/// How many other processes are listed.
+/// The most other processes that are listed.
 const MOST_PROCESSES: usize = 16;
 
-/// How many other devices a refusal names.
+/// The most other devices that a refusal names.
 const MOST_DEVICES: usize = 16;
 
-/// The most pieces in which free memory is drawn. Each is smaller than the failed request.
+/// The most pieces in which free memory is drawn. Each piece is smaller than the failed request.
 const MOST_PIECES: u64 = 1 << 14;
 
 /// PyTorch rounds sizes to multiples of this, in bytes.
 const ROUNDED_TO: u64 = 512;
 
-/// Texts at the end of a message.
+/// Texts that end a message.
 const ENDS: [&str; 7] = [
     "PyTorch but unallocated",
     "reserved in total by PyTorch",
@@ -53,15 +53,15 @@ struct Message {
     wanted: u64,
     capacity: Option<u64>,
     free: Option<u64>,
-    /// The bytes that the program may use, if it set a fraction.
+    /// The bytes that the program may use, if it set a memory fraction.
     allowed: Option<u64>,
     allocated: Option<u64>,
-    /// The part of the allocated bytes in private pools.
+    /// The bytes in private pools, which are a part of the allocated bytes.
     private: u64,
     reserved: Option<u64>,
-    /// What this process uses, with the context and libraries.
+    /// The bytes that this process uses, including the CUDA context and libraries.
     process: Option<u64>,
-    /// Other processes: number and bytes.
+    /// Other processes, each with its number and its bytes.
     others: Vec<(u64, u64)>,
 }
 
@@ -78,15 +78,16 @@ pub(super) fn is_start(line: &str) -> bool {
         || line.contains("MPS allocated")
 }
 
-/// Returns whether a line ends within the start of a message.
+/// Returns whether a line ends in the middle of the start of a message.
 fn is_without_rest(line: &str) -> bool {
     ["would exceed allowed memory. (out of memory)", "CUDA out of memory.", "HIP out of memory."]
         .iter()
         .any(|end| line.trim_end().ends_with(end))
 }
 
-/// Reads all messages of a text, from one line on. The recording stays empty if no message has figures. A
-/// line of another reader before the first figures ends the reading; that line is returned.
+/// Reads all messages of a text, beginning at a given line. If no message has figures, the recording stays
+/// empty. If a line for another reader comes before the first figures, reading ends, and that line is
+/// returned.
 ///
 /// # Errors
 /// No message is about the requested device, or the budget is used up.
@@ -134,7 +135,8 @@ fn start_of(line: &str) -> &str {
     &before[..at.unwrap_or_else(|| before.rfind(' ').map_or(0, |at| at + 1))]
 }
 
-/// Returns a whole message, whose words may stand in several lines, and a line after it that was read.
+/// Returns a whole message, whose words may be on several lines. Also returns the line after the message, if
+/// it was read.
 fn whole(
     line: &str,
     lines: &mut TextLines<impl Read>,
@@ -151,7 +153,7 @@ fn whole(
                 text.push(' ');
             }
         }
-        // The fraction's limit comes after its name.
+        // The limit of the fraction comes after its name.
         let has_limit = !text.trim_end().ends_with("fraction)");
         ENDS.iter().any(|end| text.contains(end)) && has_limit
     };
@@ -171,7 +173,7 @@ fn whole(
 }
 
 impl Message {
-    /// Reads a message whose words have one space between them.
+    /// Reads a message whose words are separated by one space each.
     fn read(text: &str) -> Option<Self> {
         let at = text.find("out of memory")?;
         let kind = text[..at].trim_end_matches([' ', '(']).rsplit(' ').next().unwrap_or("");
@@ -199,12 +201,12 @@ impl Message {
             return Some(message);
         }
         if let Some(capacity) = before(text, " total capacity;") {
-            // Up to PyTorch 2.0.
+            // This is the form up to PyTorch 2.0.
             message.capacity = Some(capacity);
             message.device = text.split_once(" (").and_then(|(_, rest)| number_after(rest, " "));
             message.allocated = before(text, " already allocated");
             message.free = before(text, " free;");
-            // Up to PyTorch 1.3, the cached bytes are those that the program does not use.
+            // Up to PyTorch 1.3, the cached bytes are the bytes that the program does not use.
             let cached = before(text, " cached)").zip(message.allocated);
             let cached = cached.map(|(cached, allocated)| allocated.saturating_add(cached));
             message.reserved = before(text, " reserved in total").or(cached);
@@ -232,9 +234,9 @@ impl Message {
         Some(message)
     }
 
-    /// Returns the state that the message tells. The message has sums only, so blocks and free memory lie as
-    /// one block and one piece, or as pieces smaller than the request, because the request would have taken
-    /// a larger one.
+    /// Returns the state that the message describes. The message has only sums. So the blocks are drawn as
+    /// one block, and the free memory as one piece. If one piece would have served the request, the free
+    /// memory is drawn as pieces smaller than the request.
     fn state(
         &self,
         stack: Option<Id>,
@@ -276,20 +278,20 @@ impl Message {
     }
 }
 
-/// The messages of a text so far.
+/// The messages of a text that were read so far.
 #[derive(Default)]
 struct Messages {
     /// The requested device.
     wanted: Option<u64>,
     /// The device of the first message.
     device: Option<Option<u64>>,
-    /// The last message, which may come again, with its stack.
+    /// The last message, which may be repeated, with its call stack.
     last: Option<(Message, Option<Id>)>,
     states: States,
     repeated: u64,
-    /// Messages about other devices.
+    /// The number of messages about other devices.
     left_out: u64,
-    /// The first numbers of other devices.
+    /// The lowest numbers of other devices.
     others: BTreeSet<u64>,
 }
 
@@ -298,8 +300,8 @@ impl Messages {
         self.last.is_none() && self.left_out == 0
     }
 
-    /// Adds a message, unless it is about another device or the last one again: programs log an exception
-    /// and print it.
+    /// Adds a message, unless it is about another device or repeats the last one. Programs log an exception,
+    /// and then print it again.
     fn add(
         &mut self,
         message: Message,
@@ -336,7 +338,7 @@ impl Messages {
         Ok(Some(message))
     }
 
-    /// Says that no message is about the requested device.
+    /// Makes the error that no message is about the requested device.
     fn refusal(&self, wanted: u64) -> Refusal {
         let others: Vec<String> = self.others.iter().map(u64::to_string).collect();
         Refusal::new(if others.is_empty() {
@@ -346,14 +348,14 @@ impl Messages {
             )
         } else {
             format!(
-                "has no message about device {wanted}, only about device {}; choose another one with \
+                "has no message about device {wanted}, only about device {}; choose another device with \
                  --device",
                 others.join(", ")
             )
         })
     }
 
-    /// Adds the last message and the details, if a message has figures.
+    /// If a message has figures, adds the last message and the details.
     fn finish(mut self, recording: &mut Recording, budget: &mut Budget) -> Result<(), Refusal> {
         let Some(message) = self.flush(recording, budget)? else {
             let wanted = self.wanted.filter(|_| self.left_out > 0);
@@ -385,22 +387,25 @@ impl Messages {
     fn unknowns(&self, recording: &mut Recording, message: &Message) {
         recording.unknown(
             "sums_only",
-            "the message shows only sums: blocks and free memory are drawn as one piece, or as pieces \
-             smaller than the request. Which code holds the blocks is not known",
+            "the message shows only sums: live blocks are drawn as one block, and free memory as one piece, \
+             or as pieces smaller than the request. Which code holds the blocks is not known",
         );
-        recording.unknown("rounded", "the message rounds each size to two decimals of its unit: up to 5 MiB");
+        recording.unknown(
+            "rounded",
+            "the message rounds each size to two decimals of its unit, so sizes are up to 5 MiB off",
+        );
         recording.unknown(
             "no_trace",
-            "the message shows the memory at one moment: the events before it are not known",
+            "the message shows the memory at one moment, so the events before it are not known",
         );
         if message.allocated.is_none() {
-            recording.unknown("no_sums", "the message does not say how much PyTorch used");
+            recording.unknown("no_sums", "the message does not show how much memory PyTorch used");
         } else if message.reserved.is_none() {
-            recording.unknown("segments", "the message does not say how much the allocator held");
+            recording.unknown("segments", "the message does not show how much memory the allocator reserved");
         }
         if message.process.is_none() && message.others.len() == 1 {
-            let text = "the message counts one process, and does not say whether it is this process, as in a \
-                        container";
+            let text = "the message counts one process, and does not show whether it is this process, as in \
+                        a container";
             recording.unknown("processes", text);
         }
         if self.repeated > 0 {
@@ -409,7 +414,7 @@ impl Messages {
         }
         if self.left_out > 0 {
             let text = format!(
-                "messages about other devices were left out: {}; `import --device N` selects another",
+                "messages about other devices were left out: {}; `import --device N` selects another device",
                 self.left_out
             );
             recording.unknown("other_device", text);

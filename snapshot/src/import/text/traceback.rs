@@ -1,4 +1,4 @@
-//! The stacks that Python prints before an exception.
+//! The call stacks that Python prints before an exception.
 
 use crate::budget::{Budget, Exceeded};
 use crate::recording::{Frame, Id, Recording};
@@ -6,7 +6,7 @@ use crate::recording::{Frame, Id, Recording};
 /// The most processes whose lines may be mixed in a text.
 const MOST_WRITERS: usize = 64;
 
-/// The most frames of one traceback; a recursion without end prints fewer.
+/// The most frames of one traceback. A recursion without end prints fewer frames.
 const MOST_FRAMES: usize = 2048;
 
 /// The last traceback of each writer.
@@ -15,18 +15,18 @@ pub(crate) struct Tracebacks {
     open: Vec<Open>,
 }
 
-/// The frames of one traceback, outermost first.
+/// The frames of one traceback, the outermost first.
 #[derive(Debug)]
 struct Open {
     /// The bracketed word before each line, such as `[rank0]` or `(Worker pid=7)`.
     writer: String,
     frames: Vec<Id>,
-    /// A frame whose line number comes in a later line, as IPython prints it.
+    /// A frame whose line number is on a later line, as IPython prints it.
     waiting: Option<(String, String)>,
 }
 
 impl Tracebacks {
-    /// Reads a line, which may be a part of a traceback.
+    /// Reads a line, which may belong to a traceback.
     ///
     /// # Errors
     /// The budget is used up.
@@ -60,8 +60,8 @@ impl Tracebacks {
         Ok(())
     }
 
-    /// Returns the stack of the last traceback of the writer of a line, innermost frame first, and forgets
-    /// it; `None` if there is none.
+    /// Removes the last traceback of the writer of a line, and returns its call stack, the innermost frame
+    /// first. Returns `None` if there is no traceback.
     ///
     /// # Errors
     /// The budget is used up.
@@ -102,7 +102,7 @@ impl Tracebacks {
             Some(at) => at,
             None if self.open.len() == MOST_WRITERS => return Ok(None),
             None => {
-                // Texts of a traceback are bounded by the length of a line.
+                // The length of a line bounds the texts of a traceback.
                 budget.take(writer.len() + 2 * MOST_FRAMES * size_of::<Id>())?;
                 self.open.push(Open { writer: writer.to_owned(), frames: Vec::new(), waiting: None });
                 self.open.len() - 1
@@ -112,8 +112,8 @@ impl Tracebacks {
     }
 }
 
-/// Returns the last bracketed word of a line's start, which names the process that wrote it; times do not.
-/// The name of an exception may follow the word.
+/// Returns the last bracketed word at a line's start, which names the process that wrote the line. Bracketed
+/// times do not count. The name of an exception may follow the word.
 fn writer(before: &str) -> &str {
     let blank = [' ', ':', '\t'];
     let before = before.trim_end_matches(blank);
@@ -128,7 +128,7 @@ fn writer(before: &str) -> &str {
     if word.chars().any(char::is_alphabetic) { word } else { "" }
 }
 
-/// Returns the frame in a line of a traceback, and its place.
+/// Returns the frame in a line of a traceback, and the frame's position in the line.
 fn frame(line: &str) -> Option<(usize, Frame<'_>)> {
     if let Some(at) = line.find("File \"") {
         let (file, rest) = line[at + 6..].split_once("\", line ")?;
@@ -150,14 +150,14 @@ fn frame(line: &str) -> Option<(usize, Frame<'_>)> {
     Some((0, Frame { function, file, line: number }))
 }
 
-/// Returns the function and the file of a frame whose line number follows later, in old versions of IPython.
+/// In old versions of IPython, returns the function and the file of a frame whose line number follows later.
 fn heading(line: &str) -> Option<(&str, &str)> {
     let (file, function) = line.split_once(" in ")?;
     let is_place = !file.contains(' ') && (file.ends_with(".py") || file.starts_with("<ipython-input"));
     (is_place && function.ends_with(')')).then(|| (name(function), file))
 }
 
-/// Returns the name in front of a list of arguments.
+/// Returns the name that precedes a list of arguments.
 fn name(function: &str) -> &str {
     function.split('(').next().unwrap_or(function).trim()
 }

@@ -1,4 +1,4 @@
-//! Bounds what a JSON parser may have to keep: the length of a text and the depth of nested values.
+//! Bounds the data that a JSON parser may have to keep: the length of a text, and the depth of nested values.
 
 use std::io::{self, Read};
 
@@ -8,11 +8,11 @@ const MAX_TEXT_BYTES: usize = 1 << 20;
 /// The deepest nesting.
 const MAX_DEPTH: usize = 100;
 
-/// A JSON text whose texts and depth are bounded.
+/// A JSON text in which the length of texts and the depth are bounded.
 pub(super) struct Guard<R> {
     source: R,
     depth: usize,
-    /// The length of the text so far; `None` outside of texts.
+    /// The length of the current text so far; `None` outside of texts.
     text: Option<usize>,
     is_escaped: bool,
 }

@@ -1,4 +1,4 @@
-//! The events of a Chrome trace that matter for memory, read one by one.
+//! The memory events of a Chrome trace, which are read one by one.
 
 use std::fmt;
 use std::io::Read;
@@ -9,7 +9,7 @@ use serde::de::{
     DeserializeOwned, DeserializeSeed, Deserializer, Error, IgnoredAny, MapAccess, SeqAccess, Visitor,
 };
 
-/// A value that may have any type; texts, numbers and the rest are told apart.
+/// A value of any type. Texts and numbers are distinguished, and all other types are equal.
 #[derive(Clone, PartialEq, Default, Debug)]
 pub(super) enum Scalar {
     #[default]
@@ -69,19 +69,19 @@ pub(super) struct Args {
     pub(super) index: Scalar,
 }
 
-/// Takes the events of a trace.
+/// Receives the events of a trace.
 pub(super) trait Sink {
-    /// Takes an event; false ends the reading.
+    /// Receives an event. If it returns false, reading ends.
     fn event(&mut self, event: &RawEvent) -> bool;
 
-    /// Takes the nanoseconds since 1970 that times count from.
+    /// Receives the time that other times count from, in nanoseconds since 1970.
     fn base(&mut self, nanoseconds: i64);
 }
 
 /// Reads a trace.
 ///
 /// # Errors
-/// The text is no JSON, or the sink ended the reading.
+/// The text is not JSON, or the sink ended the reading.
 pub(super) fn read(text: impl Read, sink: &mut impl Sink) -> Result<(), serde_json::Error> {
     let mut json = serde_json::Deserializer::from_reader(text);
     Top(sink).deserialize(&mut json)
@@ -243,11 +243,11 @@ enum ArgsKey {
     Other,
 }
 
-/// An object with some keys that matter. If a key comes twice, the last value counts.
+/// An object in which some keys matter. If a key occurs twice, the last value counts.
 trait Object: Default {
     type Key: DeserializeOwned;
 
-    /// Takes the value of a key.
+    /// Reads the value of a key.
     fn take<'de, A: MapAccess<'de>>(&mut self, key: Self::Key, map: &mut A) -> Result<(), A::Error>;
 }
 
@@ -304,7 +304,7 @@ impl<'de> Deserialize<'de> for Args {
     }
 }
 
-/// Reads an object. A value of another kind counts as an object without keys.
+/// Reads an object. A value of another type counts as an object without keys.
 struct AnyObject<T>(PhantomData<T>);
 
 impl<'de, T: Object> Visitor<'de> for AnyObject<T> {

@@ -1,8 +1,9 @@
-//! Traces of torch.profiler, as Chrome and Perfetto show them: their memory events (`profile_memory=True`).
+//! Traces of torch.profiler, as Chrome and Perfetto show them. The reader uses their memory events
+//! (`profile_memory=True`).
 //!
-//! An event has an address, a size with a sign, the device, and the bytes that the allocator used and held
-//! after the event. A trace has no streams and no segments. Blocks from before the trace show up if they are
-//! freed in it; the sum tells the rest.
+//! An event has an address, a size with a sign, and the device. It also has the bytes that the allocator used
+//! and reserved after the event. A trace has no streams and no segments. If a block from before the trace is
+//! freed in the trace, it is known. The sum of the other blocks from before the trace is also known.
 
 mod guard;
 mod json;
@@ -20,13 +21,13 @@ use guard::Guard;
 use json::{RawEvent, Sink};
 use stacks::Stacks;
 
-/// The bytes of a map entry, including its share of free space, also while the map grows.
+/// The bytes of a map entry, including the entry's share of the map's free space, also while the map grows.
 const MAP_ENTRY_BYTES: usize = 64;
 
-/// The most devices that are told apart.
+/// The most devices that the reader distinguishes.
 const MOST_DEVICES: usize = 128;
 
-/// The address distance of the block that stands for the rest from before the trace.
+/// The address distance before the block that stands for the other blocks from before the trace.
 const APART: u64 = 2 << 20;
 
 const PROFILE_AGAIN: &str = "profile with torch.profiler.profile(profile_memory=True, with_stack=True), or \
@@ -54,7 +55,7 @@ struct Phase {
     tag: Id,
 }
 
-/// What a trace holds.
+/// The content of a trace.
 struct Trace<'a> {
     recording: Recording,
     budget: &'a mut Budget,
@@ -62,7 +63,7 @@ struct Trace<'a> {
     phases: Vec<Phase>,
     stacks: Stacks,
     base: u64,
-    /// Memory events of the host.
+    /// The number of memory events of the host.
     host: u64,
     has_python: bool,
     exceeded: Option<Exceeded>,
@@ -71,7 +72,7 @@ struct Trace<'a> {
 /// Reads a trace.
 ///
 /// # Errors
-/// The file is no JSON, has no memory events of the device, or needs too much memory.
+/// The file is not JSON, has no memory events of the device, or needs too much memory.
 pub(super) fn import(
     name: &str,
     text: impl Read,
@@ -105,7 +106,7 @@ pub(super) fn import(
 
 fn wrong(error: serde_json::Error) -> Refusal {
     if error.is_eof() {
-        return Refusal::new("is a trace that ends early: the file is cut off; copy it again");
+        return Refusal::new("is a trace that ends early: the file is truncated; copy it again");
     }
     let line = error.line() as u64;
     let (is_io, column) = (error.is_io(), error.column());
@@ -160,7 +161,7 @@ impl Trace<'_> {
         let is_host = args.device_type.whole() == Some(0) || args.device_type.text() == "CPU" || device < 0;
         let device = u32::try_from(device).ok().filter(|_| !is_host);
         let bytes = args.bytes.whole().and_then(|bytes| i64::try_from(bytes).ok());
-        // Old versions wrote addresses as signed numbers.
+        // Old versions of torch.profiler wrote addresses as signed numbers.
         let address = args.address.whole().and_then(|address| {
             u64::try_from(address).ok().or_else(|| i64::try_from(address).ok().map(i64::cast_unsigned))
         });
@@ -190,7 +191,8 @@ impl Trace<'_> {
         if self.events.is_empty() {
             return Err(Refusal::new(if self.host > 0 {
                 format!(
-                    "is a trace for Chrome or Perfetto with memory events only for the host; {PROFILE_AGAIN}"
+                    "is a trace for Chrome or Perfetto that has memory events only for the host; \
+                     {PROFILE_AGAIN}"
                 )
             } else {
                 format!("is a trace for Chrome or Perfetto without memory events; {PROFILE_AGAIN}")
@@ -216,7 +218,8 @@ impl Trace<'_> {
         Ok(self.recording)
     }
 
-    /// Keeps the events of one device: the requested one, or the busiest. Returns how many others there are.
+    /// Keeps the events of one device: the requested device, or else the busiest one. Returns how many other
+    /// devices there are.
     fn choose(&mut self, wanted: Option<u32>) -> Result<usize, Refusal> {
         let mut counts: HashMap<u32, u64> = HashMap::new();
         for event in &self.events {
@@ -234,15 +237,17 @@ impl Trace<'_> {
             let others: Vec<String> = others.iter().take(16).map(u32::to_string).collect();
             let others = others.join(", ");
             return Err(Refusal::new(format!(
-                "has no events of device {device}, only of device {others}; choose another one with --device"
+                "has no events of device {device}, only of device {others}; choose another device with \
+                 --device"
             )));
         }
         self.recording.device = Some(device);
         Ok(all - self.events.len())
     }
 
-    /// Returns the blocks that are freed without an allocation, by address, and the bytes of blocks from
-    /// before the trace that it never frees, as the sums tell them.
+    /// Returns two results. The first is the blocks that are freed without an allocation, by address. The
+    /// second is the bytes of blocks from before the trace that the trace never frees, which follow from the
+    /// sums.
     fn before(&mut self) -> Result<(Vec<(u64, u64)>, u64), Refusal> {
         let mut seen: HashMap<u64, ()> = HashMap::new();
         let mut early = Vec::new();
@@ -285,7 +290,7 @@ impl Trace<'_> {
     fn push_events(&mut self, stacks: &[Option<Id>]) -> Result<(), Exceeded> {
         let base = self.base;
         let clock = move |time: i64| base.saturating_add_signed(time);
-        // Without a base, times of old versions count from 1970.
+        // If the trace has no base, times of old versions count from 1970.
         let is_unix =
             base > 0 || self.events.first().is_some_and(|event| event.time > 1_000_000_000_000_000_000);
         self.recording.clock = if is_unix { Clock::Unix } else { Clock::Monotonic };
@@ -319,24 +324,27 @@ impl Trace<'_> {
         self.recording.push(event, self.budget)
     }
 
-    /// Lists details and gaps.
+    /// Lists the details, and the data that the trace lacks.
     fn describe(&mut self, sums: Sums, rest: u64, has_calls: bool, is_cut_off: bool) {
         let recording = &mut self.recording;
         recording.detail("memory events", sums.events);
         if let Some(bytes) = sums.most_reserved {
             recording.detail("most bytes reserved", bytes);
         }
-        recording.unknown("segments", "the trace does not show segments: fragmentation is not known");
-        recording.unknown("streams", "the trace does not name the streams: all events count as one stream's");
-        recording.unknown("rounded", "sizes are as the allocator rounded them");
+        recording.unknown("segments", "the trace does not show segments, so fragmentation is not known");
+        recording.unknown(
+            "streams",
+            "the trace does not name the streams, so all events count as events of one stream",
+        );
+        recording.unknown("rounded", "the sizes are as the allocator rounded them");
         let live = recording.sums().live_bytes;
         if let Some(last) = sums.last.filter(|&last| last != live) {
             let text = format!("the events leave {live} bytes live, but the allocator counted {last} bytes");
             recording.unknown("sums_differ", text);
         }
         if rest > 0 {
-            let text =
-                "older blocks that the trace never frees are drawn as one block: only their sum is known";
+            let text = "older blocks that the trace never frees are drawn as one block, because only their \
+                        sum is known";
             recording.unknown("blocks_before", text);
         }
         if !has_calls {
@@ -352,13 +360,13 @@ impl Trace<'_> {
         }
         if sums.left_out > 0 {
             let text = format!(
-                "events of other devices were left out: {}; `import --device N` selects one",
+                "events of other devices were left out: {}; `import --device N` selects another device",
                 sums.left_out
             );
             recording.unknown("other_device", text);
         }
         if is_cut_off {
-            recording.unknown("rest_missing", "the trace ends early: its rest is missing");
+            recording.unknown("rest_missing", "the trace ends early, so its rest is missing");
         }
     }
 }
@@ -366,7 +374,7 @@ impl Trace<'_> {
 /// Figures over the events of the device, in bytes.
 struct Sums {
     events: usize,
-    /// How many events of other devices there are.
+    /// How many events of other devices were left out.
     left_out: usize,
     /// The bytes that the allocator used after the last event.
     last: Option<u64>,

@@ -1,11 +1,11 @@
-//! Finds the calls that were open when a thread allocated.
+//! Finds the calls that were open when a thread allocated memory.
 
 use std::collections::HashMap;
 
 use crate::budget::{Budget, Exceeded};
 use crate::recording::{Frame, Id, Recording};
 
-/// The most open calls of a stack that are kept.
+/// The most open calls that are kept for a call stack.
 const MOST_FRAMES: usize = 512;
 
 /// A call of a Python function or of an operator.
@@ -29,7 +29,7 @@ impl Stacks {
         self.spans.is_empty()
     }
 
-    /// Adds a call with its name in the trace; times are in nanoseconds.
+    /// Adds a call with its name in the trace. The times are in nanoseconds.
     ///
     /// # Errors
     /// The budget is used up.
@@ -47,8 +47,8 @@ impl Stacks {
         Ok(())
     }
 
-    /// Returns the stacks at the given moments, each a thread and a time. The moments of a thread are in the
-    /// order of their times.
+    /// Returns the call stacks at the given moments. Each moment is a thread and a time. The moments of one
+    /// thread are in the order of their times.
     ///
     /// # Errors
     /// The budget is used up.
@@ -96,7 +96,7 @@ impl Stacks {
     }
 }
 
-/// Takes the name of a call apart: `train.py(12): step`, `aten::empty`.
+/// Splits the name of a call into its parts: `train.py(12): step`, `aten::empty`.
 fn frame(name: &str) -> Frame<'_> {
     if !name.starts_with('<')
         && let Some((place, function)) = name.split_once("): ")

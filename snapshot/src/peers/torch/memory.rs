@@ -1,4 +1,4 @@
-//! Takes memory from the driver as PyTorch does.
+//! Reserves memory from the driver as PyTorch does.
 
 use millpond_core::driver::{AccessFlags, PhysicalHandle, PhysicalProps};
 use millpond_core::{DevicePtr, Driver, DriverError};
@@ -6,7 +6,7 @@ use rustc_hash::FxHashMap;
 
 use super::model::Memory;
 
-/// The memory that was taken from the driver. Sizes are in bytes.
+/// The memory that was reserved from the driver. Sizes are in bytes.
 #[derive(Debug, Default)]
 pub(super) struct Taken {
     segments: FxHashMap<u64, u64>,
@@ -20,7 +20,7 @@ pub(super) struct DriverMemory<'a> {
     pub(super) taken: &'a mut Taken,
     /// Waits for the held blocks.
     pub(super) wait: &'a mut dyn FnMut() -> Vec<u64>,
-    /// The first error other than out of memory.
+    /// The first error that is not an out-of-memory error.
     pub(super) error: Option<DriverError>,
 }
 
@@ -60,7 +60,7 @@ impl DriverMemory<'_> {
         self.note(released);
     }
 
-    /// Gives everything back.
+    /// Returns all memory to the driver.
     pub(super) fn release_all(&mut self) {
         for (address, bytes) in std::mem::take(&mut self.taken.segments) {
             self.free(address, bytes);

@@ -54,7 +54,8 @@ impl Allocator {
         }
     }
 
-    /// Completes the blocks whose streams have passed their events; the blocks of a stream in order.
+    /// Completes the frees of blocks whose streams have passed their events. The blocks of a stream complete
+    /// in order.
     fn process_events(&mut self, driver: &dyn Driver) -> DriverResult<()> {
         let mut waiting: Vec<u64> = Vec::new();
         for _ in 0..self.held.len() {
@@ -117,7 +118,7 @@ impl Model for Allocator {
             self.torch.free(address);
             return Ok(());
         }
-        // Another stream used the block, as `record_stream` tells PyTorch.
+        // Another stream used the block. In PyTorch, the program announces this with `record_stream`.
         let event = match self.events.pop() {
             Some(event) => event,
             None => driver.event_create(EventFlags::default())?,

@@ -9,34 +9,34 @@ use crate::recording::Recording;
 
 const MIB: u64 = 1 << 20;
 
-/// The number of size ranges with their own divisions: below 2 MiB, below 4 MiB, …, from 32 GiB.
+/// The number of size ranges that can have their own divisions: below 2 MiB, below 4 MiB, …, from 32 GiB.
 const INTERVALS: usize = 16;
 
-/// PyTorch accepts only a larger `max_split_size` than this, in bytes.
+/// PyTorch accepts a `max_split_size` only if it is larger than this number of bytes.
 const LEAST_SPLIT: u64 = 20 * MIB;
 
-/// The most divisions between two powers of two.
+/// The most steps between two powers of two.
 const MOST_DIVISIONS: u64 = 64;
 
-/// The settings of `PYTORCH_CUDA_ALLOC_CONF`, and the limit of the process. Sizes are in bytes.
+/// The settings of `PYTORCH_CUDA_ALLOC_CONF`, and the memory limit of the process. Sizes are in bytes.
 #[derive(Clone, PartialEq, Debug)]
 pub(crate) struct Settings {
-    /// Blocks of this size and larger are not split; `u64::MAX` for no such size.
+    /// Blocks of at least this size are not split; `u64::MAX` if all blocks are split.
     pub(crate) max_split: u64,
-    /// How much larger than the request an unsplit block may be.
+    /// How many bytes larger than the request a block may be that is not split.
     pub(crate) max_non_split_rounding: u64,
-    /// The number of steps between two powers of two to which sizes are rounded up, by the request's size
-    /// range; 0 and 1 mean multiples of 512.
+    /// For each size range, the number of steps between two powers of two. Sizes are rounded up to a step. 0
+    /// and 1 mean multiples of 512 bytes.
     pub(crate) divisions: [u64; INTERVALS],
-    /// The share of the limit from which unused segments are given back; 0 for never.
+    /// The share of the limit from which unused segments are returned to the driver; 0 if they never are.
     pub(crate) garbage_collection: f64,
-    /// Whether segments grow.
+    /// Whether segments can grow.
     pub(crate) is_expandable: bool,
-    /// The segment for a request between 1 MiB and half of this.
+    /// The size of a segment for requests from 1 MiB up to half of this size.
     pub(crate) large_segment: u64,
-    /// The most bytes of all segments together; `u64::MAX` for no limit.
+    /// The most bytes of all segments together; `u64::MAX` if there is no limit.
     pub(crate) limit: u64,
-    /// The largest rest of a large block that is not split off.
+    /// The most bytes at the end of a large block that are not split off.
     pub(crate) unsplit: u64,
 }
 
@@ -68,8 +68,8 @@ impl Settings {
         ),
         (
             "roundup_power2_divisions",
-            "the number of steps between two powers of two; sizes are rounded up to a step: 8, or by MiB as \
-             in \"[256:1,512:2,>:8]\" (default: multiples of 512 bytes)",
+            "the number of steps between two powers of two, as in 8, or by MiB, as in \"[256:1,512:2,>:8]\"; \
+             sizes are rounded up to a step (default: multiples of 512 bytes)",
         ),
         (
             "garbage_collection_threshold",
@@ -83,7 +83,7 @@ impl Settings {
         ("limit", "the most bytes of all segments, like set_per_process_memory_fraction (default: none)"),
     ];
 
-    /// Reads the parameters of the layer; the limit may be a share of the device's free memory.
+    /// Reads the parameters of the layer. The limit may be a share of the device's free memory.
     pub(crate) fn read(params: &Params<'_>) -> Result<(Self, Option<ByteSize>)> {
         let mut settings = Self::default();
         for (name, _) in Self::PARAMS.iter().filter(|(name, _)| *name != "limit") {
@@ -109,10 +109,10 @@ impl Settings {
         Ok((settings, limit))
     }
 
-    /// Returns the settings in a recording of PyTorch; missing settings have PyTorch's defaults.
+    /// Returns the settings in a recording of PyTorch. Missing settings get PyTorch's defaults.
     ///
     /// # Errors
-    /// A sentence about a value that cannot be read.
+    /// Returns a sentence about a value that cannot be read.
     pub(crate) fn of(recording: &Recording) -> std::result::Result<Self, String> {
         let mut settings = Self::default();
         for (name, value) in recording.settings() {
@@ -122,7 +122,8 @@ impl Settings {
                     settings.max_split = u64::try_from(number()?).unwrap_or(u64::MAX);
                     if settings.max_split <= LEAST_SPLIT {
                         return Err(format!(
-                            "`{name}` is {value} bytes, but PyTorch accepts only more than 20 MiB; correct it"
+                            "`{name}` is {value} bytes, but PyTorch accepts only values above 20 MiB; \
+                             correct it"
                         ));
                     }
                 }
@@ -135,7 +136,8 @@ impl Settings {
         Ok(settings)
     }
 
-    /// Reads the table of a snapshot: `1:0,2:4,…`, a size in MiB with its divisions.
+    /// Reads the table in a snapshot, such as `1:0,2:4,…`. Each entry is a size in MiB, and its number of
+    /// steps.
     fn set_table(&mut self, text: &str) -> std::result::Result<(), String> {
         for pair in text.split(',').filter(|pair| !pair.is_empty()) {
             let wrong = || format!("`roundup_power2_divisions` has `{pair}`");
@@ -151,7 +153,7 @@ impl Settings {
         Ok(())
     }
 
-    /// Sets a setting of PyTorch's variable.
+    /// Sets one setting of PyTorch's environment variable.
     pub(crate) fn set(&mut self, name: &str, text: &str) -> std::result::Result<(), String> {
         let number = || text.parse::<u64>().map_err(|_| "it must be a whole number".to_owned());
         let mib = || number()?.checked_mul(MIB).ok_or_else(|| "no device has so much memory".to_owned());
@@ -159,7 +161,7 @@ impl Settings {
             "max_split_size_mb" => {
                 self.max_split = mib()?;
                 if self.max_split <= LEAST_SPLIT {
-                    return Err("PyTorch accepts only more than 20 MiB".to_owned());
+                    return Err("PyTorch accepts only values above 20 MiB".to_owned());
                 }
             }
             "max_non_split_rounding_mb" => self.max_non_split_rounding = mib()?,
@@ -189,11 +191,13 @@ impl Settings {
         Ok(())
     }
 
-    /// Reads `4` for all sizes, or `[256:1,512:2,>:8]`: 1 up to 256 MiB, …, 8 above the last size.
+    /// Reads `4`, which applies to all sizes, or a list such as `[256:1,512:2,>:8]`: 1 up to 256 MiB, …, 8
+    /// above the last size.
     fn set_divisions(&mut self, text: &str) -> std::result::Result<(), String> {
         let wrong = || {
             format!(
-                "`{text}` is neither a power of two up to {MOST_DIVISIONS} nor a list as [256:1,512:2,>:8]"
+                "`{text}` is neither a power of two up to {MOST_DIVISIONS} nor a list such as \
+                 [256:1,512:2,>:8]"
             )
         };
         let power = |text: &str| {
@@ -241,7 +245,7 @@ impl Settings {
         bytes.checked_next_multiple_of(512).unwrap_or(u64::MAX)
     }
 
-    /// Returns the size of the segment for a rounded request.
+    /// Returns the size of the segment for a request with this rounded size.
     pub(crate) fn segment(&self, rounded: u64) -> u64 {
         match rounded {
             ..=MIB => 2 * MIB,

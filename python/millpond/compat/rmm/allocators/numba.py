@@ -4,10 +4,10 @@
 >>> from numba import cuda  # doctest: +SKIP
 >>> cuda.set_memory_manager(millpond.compat.rmm.allocators.numba.RMMNumbaManager)  # doctest: +SKIP
 
-The environment variable `NUMBA_CUDA_MEMORY_MANAGER=millpond.compat.rmm.allocators.numba` does the same. As in
-RMM, memory is freed in the order of the default stream. `millpond.numba.use()` also supports other streams,
-deferred frees, and IPC for pools. But it always uses the resource that was the default at its first
-allocation.
+The environment variable `NUMBA_CUDA_MEMORY_MANAGER=millpond.compat.rmm.allocators.numba` does the same
+without a change to the program. As in RMM, memory is freed in the order of the default stream.
+`millpond.numba.use()` sets another manager, which also supports other streams, deferred frees, and IPC for
+pools. But that manager always uses the resource that was the default at its first allocation.
 """
 
 import functools

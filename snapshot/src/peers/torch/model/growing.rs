@@ -1,9 +1,9 @@
-//! Segments that grow: reserved addresses that get memory from their start, page by page.
+//! Segments that grow: ranges of reserved addresses that get memory from their start, page by page.
 
 use super::{Block, Memory, NONE, State, Torch, plain};
 
 impl Torch {
-    /// Serves a request from a growing segment; the block is in no list.
+    /// Serves a request from a growing segment. The block is in no list.
     pub(super) fn expand(
         &mut self,
         memory: &mut impl Memory,
@@ -25,7 +25,8 @@ impl Torch {
         Some(block)
     }
 
-    /// Returns the lowest block, free or without memory, from which there is room for a request.
+    /// Returns the lowest block from which there is room for a request. The block is free, or has no memory
+    /// yet.
     fn find_room(&mut self, memory: &mut impl Memory, pool: u32, stream: u64, bytes: u64) -> Option<u32> {
         let is_usable = |this: &Self, at: u32| at != NONE && this.blocks[at as usize].state == State::Free;
         let range = (stream, 0, 0)..=(stream, u64::MAX, NONE);
@@ -48,7 +49,8 @@ impl Torch {
         (room >= bytes).then_some(at)
     }
 
-    /// Adds memory at the start of a range without memory, and returns the free block that it joins.
+    /// Adds memory at the start of a range that has no memory. Returns the free block that the memory becomes
+    /// a part of.
     fn map(&mut self, memory: &mut impl Memory, at: u32, bytes: u64) -> Option<u32> {
         let range = self.blocks[at as usize];
         let page = self.pools[range.pool as usize].page(&self.settings);

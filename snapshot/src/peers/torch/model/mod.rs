@@ -1,8 +1,8 @@
 //! The rules of PyTorch's native caching allocator, without a driver.
 //!
 //! Each pool has small blocks, up to 1 MiB, and large blocks, in separate segments. Free blocks are sorted by
-//! stream, size and address, and a request takes the first one that is large enough: the best fit. If the
-//! rest of the block is large enough, it is split off. Free neighbours in a segment are merged.
+//! stream, size and address. A request takes the first block that is large enough, which is the best fit. If
+//! the rest of the block is large enough, it is split off. Free neighbours in a segment are merged.
 
 mod growing;
 
@@ -14,33 +14,33 @@ use super::settings::Settings;
 
 const MIB: u64 = 1 << 20;
 
-/// The largest request that small segments serve, in bytes, after rounding.
+/// The largest request that small segments serve, in bytes after rounding.
 const SMALL: u64 = MIB;
 
 /// The smallest block in bytes.
 const SMALLEST: u64 = 512;
 
-/// No block.
+/// The value that stands for no block.
 const NONE: u32 = u32::MAX;
 
-/// PyTorch's default pool, for everything outside of private pools.
+/// PyTorch's default pool. It serves all requests outside of private pools.
 pub(crate) const DEFAULT_POOL: (u64, u64) = (0, 0);
 
-/// The source of segments: a driver, or the segments of a recording. Sizes are in bytes.
+/// Where segments come from: a driver, or the segments of a recording. Sizes are in bytes.
 pub(crate) trait Memory {
-    /// Returns a segment; `None` if it is refused.
+    /// Allocates a segment, and returns its address. Returns `None` if the driver refuses.
     fn allocate(&mut self, bytes: u64) -> Option<u64>;
     /// Frees a segment.
     fn free(&mut self, address: u64, bytes: u64);
-    /// Reserves addresses for a growing segment; returns the start and the number of bytes.
+    /// Reserves addresses for a growing segment. Returns the start and the number of bytes.
     fn reserve(&mut self, page: u64) -> Option<(u64, u64)>;
-    /// Maps memory at reserved addresses, in pages of `page` bytes; `false` if it is refused.
+    /// Maps memory at reserved addresses, in pages of `page` bytes. Returns `false` if the driver refuses.
     fn map(&mut self, address: u64, bytes: u64, page: u64) -> bool;
     /// Unmaps memory from reserved addresses.
     fn unmap(&mut self, address: u64, bytes: u64, page: u64);
-    /// Frees a reservation without memory.
+    /// Frees a reservation that has no memory.
     fn unreserve(&mut self, address: u64, bytes: u64);
-    /// Waits for the held blocks, and returns blocks for the caller to complete.
+    /// Waits for the held blocks. Returns blocks whose frees the caller has to complete.
     fn wait(&mut self) -> Vec<u64>;
 }
 
@@ -48,11 +48,11 @@ pub(crate) trait Memory {
 enum State {
     Free,
     Used,
-    /// The program freed it, but another stream still uses it.
+    /// The program freed the block, but another stream still uses it.
     Held,
 }
 
-/// A block, or a range of a growing segment without memory.
+/// A block, or a range of a growing segment that has no memory.
 #[derive(Clone, Copy, Debug)]
 struct Block {
     address: u64,
@@ -63,9 +63,9 @@ struct Block {
     next: u32,
     state: State,
     is_mapped: bool,
-    /// The address of its growing segment.
+    /// The address of the growing segment that holds the block, if it is in one.
     growing: Option<u64>,
-    /// The number of searches of its pool when it became free.
+    /// How often the pool had been searched when the block became free.
     free_since: u64,
 }
 
@@ -75,14 +75,14 @@ impl Block {
     }
 }
 
-/// The free blocks for small or large requests of one pool.
+/// The free blocks of one pool, for small or for large requests.
 #[derive(Debug)]
 struct Pool {
     id: (u64, u64),
     is_small: bool,
-    /// By stream, size and address.
+    /// The free blocks by stream, size and address.
     free: BTreeSet<(u64, u64, u64, u32)>,
-    /// Ranges without memory, by stream and address.
+    /// The ranges without memory, by stream and address.
     unmapped: BTreeSet<(u64, u64, u32)>,
     /// The number of searches; unused segments age by it.
     searches: u64,
@@ -171,14 +171,14 @@ impl Torch {
         self.find(pool, request.stream, rounded).is_some()
     }
 
-    /// Marks a live block as freed by the program while other streams still use it.
+    /// Marks a live block as held: the program has freed it, but other streams still use it.
     pub(crate) fn hold(&mut self, address: u64) {
         if let Some(&at) = self.live.get(&address) {
             self.blocks[at as usize].state = State::Held;
         }
     }
 
-    /// Frees a live block; returns whether there is one.
+    /// Frees a live block. Returns whether there is such a block.
     pub(crate) fn free(&mut self, address: u64) -> bool {
         let Some(block) = self.live.remove(&address) else { return false };
         self.blocks[block as usize].state = State::Free;
@@ -187,13 +187,13 @@ impl Torch {
         true
     }
 
-    /// Gives back every segment without blocks, also in private pools.
+    /// Returns every segment without blocks to the driver, also segments of private pools.
     pub(crate) fn empty_cache(&mut self, memory: &mut impl Memory) {
         (0..self.pools.len()).for_each(|pool| self.release_pool(memory, pool));
     }
 
-    /// Gives back the segment at this address, or the memory of this range of a growing segment, if it is
-    /// free. Returns whether it was free.
+    /// If the segment at this address is free, returns it to the driver. In a growing segment, does so for
+    /// the memory of this range. Returns whether the segment or the range was free.
     pub(crate) fn release_at(&mut self, memory: &mut impl Memory, address: u64) -> bool {
         let Some(&(_, at)) = self.free_at.range(..=(address, NONE)).next_back() else { return false };
         let block = &self.blocks[at as usize];
@@ -211,8 +211,8 @@ impl Torch {
         true
     }
 
-    /// Adds an existing segment with its live blocks, in the order of addresses; each has its bytes and
-    /// whether it is held. The gaps between them are free.
+    /// Adds an existing segment with its live blocks, in the order of addresses. Each block has its bytes,
+    /// and whether it is held. The ranges between the blocks are free.
     pub(crate) fn adopt(
         &mut self,
         range: (u64, u64),
@@ -223,7 +223,8 @@ impl Torch {
     ) {
         let (start, bytes) = range;
         let is_small = match grows_to {
-            // A growing segment does not tell. It is one of small blocks if it has only small blocks.
+            // A growing segment does not show which blocks it is for. It counts as a segment of small blocks
+            // if all its blocks are small.
             Some(_) => !live.is_empty() && live.iter().all(|(_, bytes, _)| *bytes <= SMALL),
             None => bytes <= 2 * MIB,
         };
@@ -317,7 +318,8 @@ impl Torch {
         let mut candidates = self.pools[pool as usize].free.range(range).map(|entry| entry.3).peekable();
         let mut found = candidates.next()?;
         if self.blocks[found as usize].growing.is_some() && self.settings.is_expandable {
-            // A block at the end of a growing segment counts with the room to grow.
+            // For a block at the end of a growing segment, the memory that the segment can still get counts
+            // as well.
             while let Some(&next) = candidates.peek()
                 && self.blocks[found as usize].growing.is_some()
                 && self.room(next) < self.room(found)
@@ -333,7 +335,7 @@ impl Torch {
         (has < bytes.saturating_add(self.settings.max_non_split_rounding)).then_some(found)
     }
 
-    /// Returns a block's bytes, including the room that its segment can grow by after it.
+    /// Returns the bytes of a block, including the bytes by which its segment can grow after the block.
     fn room(&self, at: u32) -> u64 {
         let block = &self.blocks[at as usize];
         let next = (block.next != NONE).then(|| &self.blocks[block.next as usize]);
@@ -347,7 +349,7 @@ impl Torch {
         bytes < self.settings.max_split && rest > self.settings.unsplit
     }
 
-    /// Splits the end off a block that is in no list; the end becomes free.
+    /// Splits the end off a block that is in no list. The end becomes a free block.
     fn split(&mut self, at: u32, bytes: u64) {
         let block = self.blocks[at as usize];
         let (address, rest) = (block.address + bytes, block.bytes - bytes);
@@ -365,7 +367,8 @@ impl Torch {
         }
     }
 
-    /// Merges a neighbour into a block, if it is free, and both or neither have memory.
+    /// Merges a neighbour into a block. The neighbour must be free, and both of them or none of them must
+    /// have memory.
     fn merge(&mut self, at: u32, other: u32) {
         if other == NONE {
             return;
@@ -390,7 +393,7 @@ impl Torch {
         self.unused.push(other);
     }
 
-    /// Takes memory for a request that no free block serves; the block is in no list.
+    /// Reserves memory for a request that no free block serves. The block is in no list.
     fn grow(&mut self, memory: &mut impl Memory, pool: u32, stream: u64, bytes: u64) -> Option<u32> {
         if self.collects() {
             self.collect(memory);
@@ -428,7 +431,8 @@ impl Torch {
         Some(self.add_block(plain(address, segment, stream, pool)))
     }
 
-    /// Gives back oversize blocks until there is room for a request, if there are enough.
+    /// Returns oversize blocks to the driver until there is room for a request. If there are too few of them,
+    /// returns none.
     fn release_oversize(&mut self, memory: &mut impl Memory, pool: u32, stream: u64, bytes: u64) -> bool {
         let max_split = self.settings.max_split;
         if max_split == u64::MAX {
@@ -436,7 +440,7 @@ impl Torch {
         }
         let wanted = bytes.max(max_split);
         let free = &self.pools[pool as usize].free;
-        // A part of a segment, growing or split, cannot be given back as a segment.
+        // A part of a segment that grows or was split cannot be returned as a segment.
         let is_whole = |at: u32| {
             let block = &self.blocks[at as usize];
             block.growing.is_none() && !block.is_split()
@@ -459,7 +463,7 @@ impl Torch {
         released >= wanted
     }
 
-    /// Gives back memory without blocks.
+    /// Returns memory without blocks to the driver.
     fn release_pool(&mut self, memory: &mut impl Memory, pool: usize) {
         let free: Vec<u32> = self.pools[pool].free.iter().map(|entry| entry.3).collect();
         let (growing, whole): (Vec<u32>, Vec<u32>) =
@@ -472,7 +476,7 @@ impl Torch {
         growing.into_iter().for_each(|block| self.unmap(memory, block));
     }
 
-    /// Gives back a segment whose only block is free.
+    /// Returns a segment whose only block is free to the driver.
     fn release(&mut self, memory: &mut impl Memory, at: u32) {
         let Block { address, bytes, .. } = self.blocks[at as usize];
         self.remove_free(at);
@@ -481,8 +485,8 @@ impl Torch {
         self.unused.push(at);
     }
 
-    /// Gives back the segments that are unused for longer than average, until the taken memory is below the
-    /// threshold.
+    /// Returns segments that were unused for longer than average to the driver, until the reserved memory is
+    /// below the threshold.
     fn collect(&mut self, memory: &mut impl Memory) {
         let threshold = (self.settings.garbage_collection * self.settings.limit as f64) as u64;
         if self.reserved <= threshold {
@@ -517,14 +521,14 @@ impl Torch {
         }
     }
 
-    /// The largest free block in bytes, and the number of free blocks.
+    /// Returns the bytes of the largest free block, and the number of free blocks.
     pub(crate) fn free_blocks(&self) -> (u64, u64) {
         let sizes = self.pools.iter().flat_map(|pool| &pool.free).map(|entry| entry.1);
         sizes.fold((0, 0), |(largest, count), bytes| (largest.max(bytes), count + 1))
     }
 }
 
-/// Returns a free block with memory and without neighbours.
+/// Returns a free block that has memory and no neighbours.
 fn plain(address: u64, bytes: u64, stream: u64, pool: u32) -> Block {
     Block {
         address,
