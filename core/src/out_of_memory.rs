@@ -255,7 +255,8 @@ impl OutOfMemoryReport {
     }
 
     /// Returns whether the report contains only facts from the driver: the memory of the device and the host.
-    /// Any layer can ask the driver for these facts, so a layer above need not include such a report.
+    /// Any layer can ask the driver for these facts, so a layer above can leave such a report out of
+    /// its own.
     pub fn is_of_driver(&self) -> bool {
         let only = Self { device: self.device, host: self.host, ..Self::default() };
         let asked = Self {

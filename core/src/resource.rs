@@ -59,9 +59,10 @@ pub type AnyResource = Arc<dyn DeviceMemoryResource + Send + Sync>;
 ///   The base comes first: an adaptor prints its upstream, then `+`, then itself.
 ///
 /// # Duties of the caller
-/// - **Duty 12.** The caller frees each block once, with the pointer and the layout of its `allocate`. It
-///   calls `deallocate` on the same resource, or on a resource that [is equal](Self::is_equal). It keeps the
-///   order that [the stream argument promises](#what-a-stream-argument-promises).
+/// - **Duty 12.** The caller frees each block once, with the pointer and the layout of the `allocate` call
+///   that returned it. It calls `deallocate` on the same resource, or on a resource that
+///   [is equal](Self::is_equal). It keeps the order that
+///   [the stream argument promises](#what-a-stream-argument-promises).
 /// - **Duty 13.** A stream argument is alive, belongs to the resource's device, and is the stream that its
 ///   [`StreamRef`] describes. After the caller has freed its blocks on a stream, the caller may destroy the
 ///   stream at any time.

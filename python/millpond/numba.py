@@ -280,8 +280,8 @@ def use(stack: StackLike = None, driver: Any = None) -> None:
     Args:
         stack: The stack as text, or a resource. It becomes the default of each device that Numba uses. None
             keeps the default. If the default is plain CUDA memory, `DEFAULT_STACK` replaces it.
-        driver: The driver module of the Numba package to serve. None means each Numba package that is already
-            imported. If there is none, None means numba-cuda.
+        driver: The driver module of one Numba package, to serve only this package. None serves each Numba
+            package that is already imported. If no package is imported, it serves numba-cuda.
 
     Raises:
         ImportError: numba-cuda is not installed.

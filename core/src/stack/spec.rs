@@ -113,8 +113,8 @@ pub enum Piece {
 }
 
 impl Value {
-    /// Returns the texts and stacks of the value, in the order of the stack's text. There is at least one.
-    /// Two texts never follow each other.
+    /// Returns the pieces of the value, in the order in which they are written. A value has at least one
+    /// piece, and never two texts in a row.
     pub fn pieces(&self) -> &[Piece] {
         &self.0
     }

@@ -143,7 +143,9 @@ pub(super) fn find(
             Err(NoAnswer::Slow) if existence == Existence::No => {}
             Err(NoAnswer::Slow) => {
                 let seconds = patience.as_secs();
-                return Err(format!("process {process} has not answered for {seconds} s; it may be stopped"));
+                return Err(format!(
+                    "process {process} has not answered for {seconds} s; it may be suspended"
+                ));
             }
             Err(NoAnswer::Wrong(why)) => return Err(format!("process {process}: {why}")),
         }
@@ -249,7 +251,7 @@ mod tests {
         let own = std::process::id();
         fs::rename(&path, folder.path().join(socket_name(own))).unwrap();
         let error = find(own, Some(folder.path()), short).unwrap_err();
-        assert!(error.contains("may be stopped"), "{error}");
+        assert!(error.contains("may be suspended"), "{error}");
         let (found, errors) = list(Some(folder.path()), short);
         assert_eq!((found, errors), (vec![], vec![format!("process {own} does not answer")]));
         drop(listener);

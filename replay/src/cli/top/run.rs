@@ -142,7 +142,7 @@ fn follow(
                 }
             }
             Err(NoAnswer::Slow) => {
-                note = format!("no answer for {} s: the program may be stopped", PATIENCE.as_secs());
+                note = format!("no answer for {} s: the program may be suspended", PATIENCE.as_secs());
             }
             Err(NoAnswer::Gone) => {
                 drop(screen);

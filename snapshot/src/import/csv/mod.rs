@@ -98,7 +98,7 @@ fn logs(
     if recording.is_empty() && !is_recording {
         return Err(Refusal::new(match text.others {
             0 => "has a header but no rows".to_owned(),
-            others => format!("has a header but no rows; other lines: {others}"),
+            others => format!("has a header but no rows; {others} other lines were skipped"),
         }));
     }
     for (code, text) in before.finish(&mut recording, rest_missing.map(|error| error.to_string())) {
