@@ -36,8 +36,8 @@ fn what_would_run_code_is_refused_by_name_and_place() {
         (b"NNb.", &["its own code", "BUILD"]),
         (b"NN\x81.", &["an object of a class", "NEWOBJ"]),
         (b"(o.", &["an object of a class", "OBJ"]),
-        (b"NQ.", &["stored elsewhere", "BINPERSID"]),
-        (b"Pabc\n.", &["stored elsewhere", "PERSID"]),
+        (b"NQ.", &["stored outside of it", "BINPERSID"]),
+        (b"Pabc\n.", &["stored outside of it", "PERSID"]),
         (b"\x82\x01.", &["registered extension", "EXT1"]),
         (b"\x97.", &["a buffer that is not in it", "NEXT_BUFFER"]),
     ];
@@ -286,7 +286,7 @@ fn a_file_that_unpacks_without_end_is_refused() {
     refused(&gzip(&page), &["decompresses to more than 300 times its size"]);
     // Truncated compressed data.
     let packed = gzip(&pickle(&Py::List(vec!["abc".into(); 500]), 4));
-    refused(&packed[..packed.len() - 12], &["cut off"]);
+    refused(&packed[..packed.len() - 12], &["ends early"]);
 }
 
 /// Returns a field of a protocol buffer that has bytes.

@@ -133,7 +133,7 @@ fn messages_without_figures_do_not_hide_a_log() {
         assert_eq!(recording.sums(), imported(&dump).sums(), "{line}");
     }
     let error = read(b"CUDA out of memory.\ntext\n").unwrap_err();
-    assert!(error.contains("without figures"), "{error}");
+    assert!(error.contains("has no figures"), "{error}");
 }
 
 #[test]
@@ -194,9 +194,9 @@ fn the_message_of_the_asynchronous_allocator_has_no_reserved_bytes() {
 #[test]
 fn words_about_memory_without_figures_are_named() {
     for (text, expected) in [
-        ("RuntimeError: CUDA error: out of memory\n", "without figures"),
-        ("RuntimeError: CUDA out of memory.\nbye\n", "without figures"),
-        ("std::bad_alloc: out_of_memory: CUDA error at: x.hpp\n", "without figures"),
+        ("RuntimeError: CUDA error: out of memory\n", "has no figures"),
+        ("RuntimeError: CUDA out of memory.\nbye\n", "has no figures"),
+        ("std::bad_alloc: out_of_memory: CUDA error at: x.hpp\n", "has no figures"),
         ("|        PyTorch CUDA memory summary, device ID 0      |\n", "memory_summary"),
         ("| NVIDIA-SMI 550.54 |\n", "nvidia-smi"),
         ("hello\n", "is text in an unknown format"),
