@@ -240,8 +240,8 @@ fn issue_9_a_bin_with_a_resource_of_its_own_is_in_the_text() {
         assert_eq!(build(&same).unwrap().to_string(), same);
     }
     for (wrong, why) in [
-        ("(cuda+pool)", "follows the size"),
-        ("1MiB(cuda)(cuda)", "follows the size"),
+        ("(cuda+pool)", "must follow the size"),
+        ("1MiB(cuda)(cuda)", "must follow the size"),
         ("1MiB(cuda)2MiB", "`/` is missing"),
         ("1MiB/", "is not a size"),
         ("1MiB(pool)", "needs something below it"),

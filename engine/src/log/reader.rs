@@ -311,7 +311,7 @@ mod tests {
         );
         assert!(items[1].is_ok());
         let missing = items[2].as_ref().unwrap_err().to_string();
-        assert_eq!(missing, "log:4: column Pointer: the row has 3 columns, the header has 6");
+        assert_eq!(missing, "log:4: column Pointer: the row has 3 columns, but the header has 6");
         assert_eq!(items[3].as_ref().unwrap_err().column, None);
         assert_eq!(items.len(), 4);
     }

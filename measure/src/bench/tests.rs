@@ -147,7 +147,7 @@ fn a_simulated_device_that_is_too_small_grows_and_a_note_says_so() {
     let report = bench(&settings, &crate::layers(), &mut |case| seen.push(case.to_owned())).unwrap();
     assert_eq!(report.results.last().unwrap().of.stack, "cuda+pool");
     assert!(
-        report.notes[0].contains("ran on sim:128GiB: sim:8GiB has too little memory"),
+        report.notes[0].contains("ran on sim:128GiB, because sim:8GiB has too little memory"),
         "{:?}",
         report.notes
     );

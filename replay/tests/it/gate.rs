@@ -84,7 +84,7 @@ fn budgets_that_cannot_be_read_are_bad_input() {
         let budget = folder.write("budget.toml", text);
         gate(&snapshot("small"), &budget, &[]).fails_with(2, &["budget.toml", says]);
     }
-    gate(&snapshot("small"), &folder.path("none.toml"), &[]).fails_with(2, &["none.toml", "with --write"]);
+    gate(&snapshot("small"), &folder.path("none.toml"), &[]).fails_with(2, &["none.toml", "add --write"]);
     // The error for another path must not claim that there is no budget yet.
     std::fs::write(folder.path("file"), "").unwrap();
     gate(&snapshot("small"), &folder.path("file/b.toml"), &[]).fails_with(2, &["Not a directory"]);

@@ -21,7 +21,7 @@ fn fidelity_is_printed_as_text_and_json() {
     let text = run(&["fidelity"], "retries");
     assert_eq!(text.status, 0, "{}", text.stderr);
     assert!(
-        text.stdout.contains("1500 of 1500 allocations at the recorded address (100.0 %)"),
+        text.stdout.contains("1500 of 1500 allocations placed at the recorded address (100.0 %)"),
         "{}",
         text.stdout
     );

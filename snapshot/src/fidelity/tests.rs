@@ -106,7 +106,7 @@ fn it_is_printed_with_all_that_differs() {
     };
     let mut fidelity = Fidelity::of(&snapshot("out_of_memory"), None).unwrap();
     let text = printed(&fidelity);
-    assert!(text.contains("60 of 60 allocations at the recorded address (100.0 %)"), "{text}");
+    assert!(text.contains("60 of 60 allocations placed at the recorded address (100.0 %)"), "{text}");
     assert!(text.contains("1 of 1 failed request failed"), "{text}");
     assert!(!text.contains("first difference") && !text.contains("guesses"), "{text}");
     fidelity = Fidelity { allocations: 3000, same_address: 2999, is_complete: false, ..fidelity };

@@ -233,7 +233,7 @@ mod tests {
             (br#"{"format":1}"#, 1, "cannot be read"),
             (b"\x00\xff", 1, "cannot be read"),
             (b"[[[[[[[[[[[[[[[[", 10_000, "cannot be read"),
-            (&[b' '; 1 << 16], 1 << 10, "more than 16 MiB"),
+            (&[b' '; 1 << 16], 1 << 10, "larger than 16 MiB"),
         ] {
             let error = asked(text, times).unwrap_err();
             assert!(matches!(&error, NoAnswer::Wrong(told) if told.contains(why)), "{why}: {error:?}");
