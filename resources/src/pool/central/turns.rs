@@ -2,11 +2,13 @@
 //!
 //! Threads that grow one after the other take less memory than threads that grow at once. But a call on the
 //! slow path runs foreign code: the driver, upstream, a failure callback, a subscriber of `tracing`. Such
-//! code may call the pool again, on the same thread or on another one that it waits for. So a turn is a
-//! courtesy, not a lock. A call that a thread makes from inside its own other call goes on at once, and any
-//! call goes on without a turn after [`TURN_PATIENCE`]. The pool stays correct with any number of calls at
-//! once: the plans of each call are in the pool's tables, under the pool's lock, until they are committed or
-//! aborted.
+//! code may call the pool again, on the same thread or on another one that it waits for.
+//!
+//! So a turn is a mutex that guards no data, and no call waits for it without end. A call that a thread makes
+//! from inside its own other call goes on at once, and any call goes on without a turn after
+//! [`TURN_PATIENCE`]. The pool stays correct with any number of calls at once: the plans of each call are in
+//! the pool's tables, under the pool's lock, until they are committed or aborted. A mutex suits better than a
+//! flag with a condition variable, because it can hand the turn to the thread that has waited longest.
 
 use std::cell::RefCell;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -28,6 +30,7 @@ thread_local! {
 /// The turns of one pool.
 #[derive(Debug, Default)]
 pub(crate) struct Turns {
+    /// Held while foreign code runs. It guards no data, and each wait for it is bounded.
     turn: Mutex<()>,
     /// The number of calls on the slow path, with and without a turn.
     calls: AtomicU32,
@@ -99,10 +102,12 @@ impl Turn<'_> {
         self.guard.is_some()
     }
 
-    /// Lets a waiting call go first.
+    /// Lets a waiting call go first. If that takes long, this call goes on without a turn.
     pub(crate) fn let_others_pass(&mut self) {
-        if let Some(guard) = &mut self.guard {
-            MutexGuard::bump(guard);
+        if let Some(guard) = self.guard.take() {
+            MutexGuard::unlock_fair(guard);
+            // Not `MutexGuard::bump`, which waits without end.
+            self.guard = self.turns.turn.try_lock_for(TURN_PATIENCE);
         }
     }
 
@@ -176,6 +181,31 @@ mod tests {
         assert_eq!(other_has_it(), (false, false));
         mine.hand_on();
         assert_eq!(other_has_it(), (true, true));
+    }
+
+    /// A call that let others pass goes on without a turn if it gets none back in time.
+    #[test]
+    fn a_turn_that_was_passed_on_is_not_waited_for() {
+        let (done, all_done) = std::sync::mpsc::channel();
+        thread::spawn(move || {
+            let turns = Turns::default();
+            thread::scope(|scope| {
+                let (goes_on, has_gone_on) = std::sync::mpsc::channel::<()>();
+                let mut mine = turns.enter();
+                let turns = &turns;
+                scope.spawn(move || {
+                    let turn = std::iter::repeat_with(|| turns.enter()).find(Turn::is_mine);
+                    has_gone_on.recv().expect_err("the other call ends");
+                    drop(turn);
+                });
+                while mine.is_mine() {
+                    mine.let_others_pass();
+                }
+                drop(goes_on);
+            });
+            done.send(()).ok();
+        });
+        assert!(all_done.recv_timeout(Duration::from_secs(60)).is_ok(), "it waits");
     }
 
     /// The calls of one thread on two pools are told apart.
