@@ -159,6 +159,8 @@ fn add_pool(decay: &Arc<PoolDecay>) -> bool {
         match start() {
             Ok(thread) => pools.thread = Some(thread),
             Err(error) => {
+                // A subscriber may create or drop a pool.
+                drop(pools);
                 tracing::warn!(
                     target: "millpond::pool", %error,
                     "the decay thread did not start: idle memory stays until `trim`"
