@@ -101,7 +101,7 @@ pub(crate) trait Store: Debug + Send {
 
     /// Returns the sizes of a new region for the request; `None` if the pool's maximum does not allow one,
     /// and for a store of pages.
-    fn growth(&self, _request: &Request) -> Option<Growth> {
+    fn region_sizes(&self, _request: &Request) -> Option<RegionSizes> {
         None
     }
 
@@ -140,7 +140,7 @@ pub(crate) trait Store: Debug + Send {
 
 /// The sizes in bytes of a new region from upstream.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Growth {
+pub(crate) struct RegionSizes {
     /// The size to try first.
     pub(crate) preferred: u64,
     /// The smallest size that serves the request.

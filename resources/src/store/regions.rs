@@ -8,8 +8,8 @@ use crate::heap::request::{Fit, Request, Taken, Whose};
 use crate::heap::size_class::LARGEST_SMALL;
 use crate::heap::{Heap, Region};
 use crate::store::{
-    Committed, Growth, Need, NewRegion, NewSpan, NoMemory, Purpose, ReturnedRegions, Returning, Store, Task,
-    Totals, Try,
+    Committed, Need, NewRegion, NewSpan, NoMemory, Purpose, RegionSizes, ReturnedRegions, Returning, Store,
+    Task, Totals, Try,
 };
 use crate::stream_order::{ANY_STREAM, Epoch, Owner};
 use crate::tuning::{CHUNKS_COMPARED, DEVICE_PAGE, LITTLE};
@@ -38,7 +38,7 @@ pub(crate) struct Regions {
     returning: u64,
 }
 
-impl Growth {
+impl RegionSizes {
     /// Returns the next size to try after `bytes` were refused.
     pub(crate) fn after_refusal(&self, bytes: u64) -> Option<u64> {
         (bytes > self.least).then(|| {
@@ -115,24 +115,24 @@ impl Store for Regions {
     }
 
     fn plan(&mut self, need: &Need) -> Result<Task, NoMemory> {
-        let growth = match need.purpose {
+        let sizes = match need.purpose {
             Purpose::Block(request) | Purpose::Span(request, _) => {
-                self.growth(&request).ok_or(NoMemory::OwnLimit)?
+                self.region_sizes(&request).ok_or(NoMemory::OwnLimit)?
             }
             Purpose::Reserve { bytes } => {
-                Growth { preferred: bytes, least: bytes, unit: ALLOCATION_ALIGNMENT }
+                RegionSizes { preferred: bytes, least: bytes, unit: ALLOCATION_ALIGNMENT }
             }
         };
         let mut bytes = match need.how {
-            Try::AtMost(most) => most.clamp(growth.least, growth.preferred),
-            _ => growth.preferred,
+            Try::AtMost(most) => most.clamp(sizes.least, sizes.preferred),
+            _ => sizes.preferred,
         };
         // The driver serves regions below a page from pages that it has.
         while bytes >= DEVICE_PAGE && bytes > need.most_new {
-            bytes = growth.after_refusal(bytes).ok_or(NoMemory::Below(None))?;
+            bytes = sizes.after_refusal(bytes).ok_or(NoMemory::Below(None))?;
         }
         self.growing += bytes;
-        Ok(Task::Region(NewRegion::new(bytes, growth.after_refusal(bytes), need.purpose)))
+        Ok(Task::Region(NewRegion::new(bytes, sizes.after_refusal(bytes), need.purpose)))
     }
 
     fn plan_release(&mut self, which: Returning<'_>) -> Option<Task> {
@@ -243,11 +243,15 @@ impl Store for Regions {
         self.maximum_bytes += bytes;
     }
 
-    fn growth(&self, request: &Request) -> Option<Growth> {
+    fn region_sizes(&self, request: &Request) -> Option<RegionSizes> {
         if let Some(FixedBlocks { block_bytes, blocks_per_region }) = self.fixed {
             // Adds as many blocks as are in use, so that at most half of all blocks are free.
             let blocks = self.heap.blocks_in_use.clamp(1, blocks_per_region);
-            return Some(Growth { preferred: blocks * block_bytes, least: block_bytes, unit: block_bytes });
+            return Some(RegionSizes {
+                preferred: blocks * block_bytes,
+                least: block_bytes,
+                unit: block_bytes,
+            });
         }
         let held = self.heap.bytes_reserved;
         let room = self.maximum_bytes.saturating_sub(held + self.growing);
@@ -258,7 +262,7 @@ impl Store for Regions {
         let most = (held / LITTLE).max(DEVICE_PAGE);
         let wanted = Heap::region_for(request, self.next_region.min(most), DEVICE_PAGE);
         let preferred = wanted.min(room & !(ALLOCATION_ALIGNMENT - 1)).max(least);
-        Some(Growth { preferred, least, unit: ALLOCATION_ALIGNMENT })
+        Some(RegionSizes { preferred, least, unit: ALLOCATION_ALIGNMENT })
     }
 }
 
@@ -351,8 +355,8 @@ mod tests {
     #[test]
     fn refused_sizes_become_smaller_down_to_the_least() {
         let sizes = |preferred, least, unit| {
-            let growth = Growth { preferred, least, unit };
-            std::iter::successors(Some(preferred), |bytes| growth.after_refusal(*bytes)).collect::<Vec<u64>>()
+            let sizes = RegionSizes { preferred, least, unit };
+            std::iter::successors(Some(preferred), |bytes| sizes.after_refusal(*bytes)).collect::<Vec<u64>>()
         };
         assert_eq!(sizes(64, 10, 8), [64, 32, 16, 10]);
         assert_eq!(sizes(24, 3, 8), [24, 16, 8, 3], "half of one unit is a unit again");

@@ -62,17 +62,20 @@ pub(crate) struct Need {
     pub(crate) operations: u64,
 }
 
-/// How the pool tries to take new memory.
+/// How the pool tries to take new memory. After a refusal, pages are tried in the [next](Try::next_way) way,
+/// and regions [at most](Try::AtMost) in half the size.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Try {
     /// In the sizes that are best for later requests.
     Preferred,
-    /// As a region of at most this many bytes, since a larger one was refused.
+    /// As a region of at most this many bytes, since a larger one was refused. `Regions::plan` reads this.
     AtMost(u64),
     /// As pages from one driver call, after another process took some of the free memory: so one of two
-    /// rivals succeeds. The number says how often this may be repeated.
+    /// rivals succeeds. The number says how often this may be repeated. `Central::promise` reads this, and
+    /// `Reading::most_new`. If the driver refuses the one handle too, the call halves it
+    /// (`Work::create`).
     AtOnce(u32),
-    /// No new memory: stitches free pages only.
+    /// No new memory: stitches free pages only. `State::plan` reads this, and allows no new bytes.
     FreeOnly,
 }
 
@@ -242,11 +245,11 @@ impl Task {
 
     /// Makes the task's driver calls. It does not call upstream: the caller takes regions there and returns
     /// them.
-    pub(crate) fn run(&mut self, driver: &dyn Driver) -> DriverResult<()> {
+    pub(crate) fn make_calls(&mut self, driver: &dyn Driver) -> DriverResult<()> {
         match self {
-            Self::Map { plan, .. } => plan.work.run(driver),
-            Self::Release(release) => release.run(driver),
-            Self::Admit(admission) => admission.run(driver),
+            Self::Map { plan, .. } => plan.work.make_calls(driver),
+            Self::Release(release) => release.make_calls(driver),
+            Self::Admit(admission) => admission.make_calls(driver),
             Self::Region(_) | Self::Return(_) => Ok(()),
         }
     }

@@ -2,6 +2,22 @@
 //!
 //! The [ladder](crate::pool::central::ladder) decides the steps. A step may begin a task or a record under
 //! the lock. If the step panics, that task or record is ended too.
+//!
+//! A request that grows the pool makes these calls. `T` marks calls with the turn, and `L` calls that also
+//! hold the pool's lock:
+//!
+//! ```text
+//!    serve
+//!       act(Look): look                       takes the turn, then reads the device and the stream
+//! T L   decide: next, begin, try_rung         down the rungs, to `Rung::Grow`
+//! T L      grow, plan, Heaps::plan_growth, Store::plan     a task: a region, or pages to map
+//! T     act(Run): run_task, run_growth        in `abort_if_panics`
+//! T        promise                            the device's books; too little: the ladder plans again
+//! T        take_memory                        upstream's `allocate`, or `Task::make_calls`
+//! T        report_segments, trace_growth      watchers and subscribers; the promise ends after them
+//! T L   decide: note_task, commit_growth, Heaps::commit    the block; after an error: abort, try_again
+//! T     tidy                                  removes mappings, if there are too many
+//! ```
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
@@ -11,13 +27,13 @@ use millpond_core::{
 };
 
 use crate::heap::request::Request;
-use crate::pool::central::ask::{Answer, Ask, Look, Step};
 use crate::pool::central::device_books::{Device, Promise, Reading, Returns};
 use crate::pool::central::peer_pool::PeerPool;
 use crate::pool::central::peer_reclaim::PeerReclaim;
+use crate::pool::central::steps::{Answer, Look, SlowRequest, Step};
 use crate::pool::central::trace::event;
 use crate::pool::central::turns::Turn;
-use crate::pool::central::{Central, CentralCore};
+use crate::pool::central::{Central, CentralCore, State};
 use crate::store::{Task, Try};
 use crate::tuning::DEVICE_PAGE;
 
@@ -44,27 +60,27 @@ impl<R: DeviceMemoryResource> Central<R> {
     /// # Errors
     /// [`OutOfMemory`](millpond_core::ErrorKind::OutOfMemory), or an error of the driver or upstream.
     #[cold]
-    pub(crate) fn serve(&self, mut ask: Ask) -> Result<Option<DevicePtr>> {
+    pub(crate) fn serve(&self, mut slow: SlowRequest) -> Result<Option<DevicePtr>> {
         let _captures = CaptureModeGuard::relaxed(&*self.driver);
         let mut call = Call::default();
         let mut step = Step::Look;
         loop {
-            let (done, answer) = self.act(&mut ask, step, &mut call);
-            step = self.decide(&mut ask, done, answer);
-            ask.discarded.clear();
-            if ask.told.is_some() || ask.flushed > 0 {
-                step = self.tell(&mut ask, step);
+            let (done, answer) = self.act(&mut slow, step, &mut call);
+            step = self.decide(&mut slow, done, answer);
+            slow.discarded.clear();
+            if slow.told.is_some() || slow.flushed > 0 {
+                step = self.tell(&mut slow, step);
             }
             match step {
                 Step::Served(ptr, tidying) => {
-                    self.tidy(&ask, ptr, tidying);
+                    self.tidy(&slow, ptr, tidying);
                     return Ok(Some(ptr));
                 }
                 Step::Reserved => return Ok(None),
                 Step::Fail(error) => return Err(error),
                 Step::Refuse(why) => {
                     drop(call.turn);
-                    return Err(self.out_of_memory(&ask.exact, ask.stream, why));
+                    return Err(self.out_of_memory(&slow.exact, slow.stream, why));
                 }
                 _ => {}
             }
@@ -72,31 +88,31 @@ impl<R: DeviceMemoryResource> Central<R> {
     }
 
     /// Returns the next step.
-    fn decide(&self, ask: &mut Ask, step: Step, answer: Answer) -> Step {
+    fn decide(&self, slow: &mut SlowRequest, step: Step, answer: Answer) -> Step {
         let mut state = self.state.lock();
         // No thread uses the events of the forgotten streams, since only a call here or a pending record
         // would.
         if matches!(step, Step::Look) && self.turns.is_alone() {
             state.forget_idle_streams();
         }
-        let next = state.next(ask, step, answer);
-        ask.flushed = std::mem::take(&mut state.heaps.flushed);
+        let next = state.next(slow, step, answer);
+        slow.flushed = std::mem::take(&mut state.heaps.flushed);
         next
     }
 
     /// Does a step, and returns it with its answer.
-    fn act<'a>(&'a self, ask: &mut Ask, step: Step, call: &mut Call<'a>) -> (Step, Answer) {
-        let stream = ask.stream;
+    fn act<'a>(&'a self, slow: &mut SlowRequest, step: Step, call: &mut Call<'a>) -> (Step, Answer) {
+        let stream = slow.stream;
         let answer = match step {
             Step::Run(task) => {
-                let (task, answer) = self.run(ask, task);
+                let (task, answer) = self.run_task(slow, task);
                 return (Step::Run(task), answer);
             }
             Step::Collect(mut inquiry) => {
-                self.ask(&mut inquiry, Some(stream));
+                self.query(&mut inquiry, Some(stream));
                 return (Step::Collect(inquiry), Answer::Done);
             }
-            Step::Look => self.look(ask, call),
+            Step::Look => self.look(slow, call),
             Step::WaitFor(donor) => self.recorded_event_of(donor, Some(stream)).and_then(|recorded| {
                 let Some(event) = recorded else { return Ok(Answer::Skipped) };
                 if self.rules.reuse.completed && self.is_reached(&event)? {
@@ -105,7 +121,7 @@ impl<R: DeviceMemoryResource> Central<R> {
                 if let Err(error) = self.driver.stream_wait_event(stream, event.event) {
                     return self.skip_stream(donor.id, error).map(|()| Answer::Skipped);
                 }
-                self.trace_wait(stream, donor.id.get(), ask.request.requested);
+                self.trace_wait(stream, donor.id.get(), slow.request.requested);
                 Ok(Answer::Ordered { event, is_reached: false })
             }),
             // Growth may still serve the request.
@@ -115,14 +131,14 @@ impl<R: DeviceMemoryResource> Central<R> {
             },
             Step::AwaitRivals(reading) => {
                 let ended =
-                    self.device.as_ref().is_some_and(|it| it.wait_for_rivals(&reading, &mut ask.waits));
+                    self.device.as_ref().is_some_and(|it| it.wait_for_rivals(&reading, &mut slow.waits));
                 Ok(if ended { Answer::Done } else { Answer::Skipped })
             }
             Step::AskPeers => {
                 // A peer pool may be asking this one at the same time, so this call gives up its turn here.
                 call.turn = None;
-                match self.ask_peer_pools(&mut call.peers, call.returns, &ask.usual, stream) {
-                    Ok(true) => return (Step::Look, self.look(ask, call).unwrap_or_else(Answer::Failed)),
+                match self.ask_peer_pools(&mut call.peers, call.returns, &slow.usual, stream) {
+                    Ok(true) => return (Step::Look, self.look(slow, call).unwrap_or_else(Answer::Failed)),
                     asked => asked.map(|_| Answer::Skipped),
                 }
             }
@@ -132,37 +148,37 @@ impl<R: DeviceMemoryResource> Central<R> {
     }
 
     /// Begins an attempt: takes a turn, and looks at the device and the stream.
-    fn look<'a>(&'a self, ask: &Ask, call: &mut Call<'a>) -> Result<Answer> {
+    fn look<'a>(&'a self, slow: &SlowRequest, call: &mut Call<'a>) -> Result<Answer> {
         if call.turn.is_none() {
             // Read this first: the request may miss memory that is returned later.
             call.returns = self.returns();
             call.turn = Some(self.turns.enter());
         }
         let mut look = Look::default();
-        if ask.is_impossible {
+        if slow.is_impossible {
             return Ok(Answer::Looked(look));
         }
-        if let Some(idle) = ask.idle {
-            (look.reading, look.is_beyond_device) = self.exceeds_device(&ask.exact, idle)?;
+        if let Some(idle) = slow.idle {
+            (look.reading, look.is_beyond_device) = self.exceeds_device(&slow.exact, idle)?;
         }
         if !look.is_beyond_device {
             look.active_peers = self.active_peers()?;
-            look.is_capturing = ask.serves && self.is_capturing(ask.stream)?;
+            look.is_capturing = slow.serves && self.is_capturing(slow.stream)?;
         }
         Ok(Answer::Looked(look))
     }
 
-    /// Makes the calls of a task.
-    fn run(&self, ask: &mut Ask, task: Task) -> (Task, Answer) {
+    /// Makes the calls of a task, and answers its step.
+    fn run_task(&self, slow: &mut SlowRequest, task: Task) -> (Task, Answer) {
         if task.is_growth() {
-            return self.run_growth(ask, task);
+            return self.run_growth(slow, task);
         }
-        let (task, outcome) = self.run_change(task, Some(self.below(ask.stream)));
+        let (task, outcome) = self.run_change(task, Some(self.below(slow.stream)));
         let answer = match outcome {
             Ok(()) => Answer::Done,
             Err(error) if task.is_admission() && self.health.is_lost() => Answer::Failed(error),
             Err(error) => {
-                let (task, ()) = self.run_or_abort(task, |task| self.warn_of(task, &error), |_| {});
+                let (task, ()) = self.abort_if_panics(task, |task| self.warn_of(task, &error), |_| {});
                 return (task, Answer::Skipped);
             }
         };
@@ -171,21 +187,21 @@ impl<R: DeviceMemoryResource> Central<R> {
 
     /// Makes the calls of a growth, if the device has enough memory: allocates its region from upstream, or
     /// maps its pages.
-    fn run_growth(&self, ask: &mut Ask, task: Task) -> (Task, Answer) {
-        let (bytes, stream) = (task.new_bytes(), ask.stream);
+    fn run_growth(&self, slow: &mut SlowRequest, task: Task) -> (Task, Answer) {
+        let (bytes, stream) = (task.new_bytes(), slow.stream);
         let run = |task: &mut Task| -> Result<Option<Reading>> {
             let watch = self.watch();
-            let _promise = match self.promise(ask, task)? {
+            let _promise = match self.promise(slow, task)? {
                 Promised::Yes(promise) => promise,
                 Promised::TooLittle(reading) => return Ok(Some(reading)),
             };
             let before = self.before(task);
             self.span("growth", bytes, stream).in_scope(|| self.take_memory(task, stream))?;
             self.report_segments(before, task);
-            self.trace_growth(&ask.request, stream, bytes, &watch);
+            self.trace_growth(&slow.request, stream, bytes, &watch);
             Ok(None)
         };
-        let (task, outcome) = self.run_or_abort(task, run, |task| self.undo_growth(task, stream));
+        let (task, outcome) = self.abort_if_panics(task, run, |task| self.undo_growth(task, stream));
         let answer = match outcome {
             Ok(None) => Answer::Done,
             Ok(Some(reading)) => Answer::TooLittle(reading),
@@ -197,32 +213,31 @@ impl<R: DeviceMemoryResource> Central<R> {
                         self.trace_rival(bytes, &error);
                     }
                 };
-                let (task, ()) = self.run_or_abort(task, trace, |_| {});
+                let (task, ()) = self.abort_if_panics(task, trace, |_| {});
                 return (task, Answer::Failed(error));
             }
         };
         (task, answer)
     }
 
-    /// Gets the promise of a growth's memory, if the device has it.
-    fn promise(&self, ask: &mut Ask, task: &mut Task) -> Result<Promised<'_>> {
+    /// Gets the promise of a growth's memory, if the device has it. Changes the task to take the memory in
+    /// one driver call, if the growth is [`Try::AtOnce`] or goes beyond a reading that is only a hint.
+    fn promise(&self, slow: &mut SlowRequest, task: &mut Task) -> Result<Promised<'_>> {
         let bytes = task.new_bytes();
         let Some(device) = self.device.as_ref().filter(|_| bytes > 0) else { return Ok(Promised::Yes(None)) };
         // The driver serves regions below a page from pages that it already has.
         let is_in_page = task.is_region() && bytes < DEVICE_PAGE;
         loop {
-            let earlier = ask.reading.take();
-            let now = earlier.map_or_else(|| self.read_device(device, &ask.request), Ok)?;
-            let is_at_once = matches!(ask.growth, Try::AtOnce(_));
-            let most_new = if is_at_once { now.available } else { now.most_new() };
-            if bytes > most_new && !is_in_page {
+            let earlier = slow.reading.take();
+            let now = earlier.map_or_else(|| self.read_device(device, &slow.request), Ok)?;
+            if bytes > now.most_new(slow.how) && !is_in_page {
                 // The device may have more memory since an earlier reading.
                 if earlier.is_some() {
                     continue;
                 }
                 return Ok(Promised::TooLittle(now));
             }
-            if ask.growth != Try::Preferred || bytes > now.available {
+            if matches!(slow.how, Try::AtOnce(_)) || bytes > now.available {
                 task.take_at_once();
             }
             // If another resource got a promise since the reading, the device is read again.
@@ -239,7 +254,7 @@ impl<R: DeviceMemoryResource> Central<R> {
             region.base = base;
             return Ok(());
         }
-        task.run(&*self.driver).map_err(|error| self.driver_error(error))
+        task.make_calls(&*self.driver).map_err(|error| self.driver_error(error))
     }
 
     /// Undoes a growth whose run panicked: returns its region to upstream, or undoes its driver calls.
@@ -255,10 +270,10 @@ impl<R: DeviceMemoryResource> Central<R> {
 
     /// Runs the task that remains after a request is served: the removal of mappings. The request has its
     /// block, so an error does not fail it.
-    fn tidy(&self, ask: &Ask, ptr: DevicePtr, tidying: Option<Task>) {
+    fn tidy(&self, slow: &SlowRequest, ptr: DevicePtr, tidying: Option<Task>) {
         let Some(task) = tidying else { return };
-        self.free_if_panics(ptr, &ask.request, ask.stream, || {
-            if let Err(error) = self.run_task(task, None) {
+        self.free_if_panics(ptr, &slow.request, slow.stream, || {
+            if let Err(error) = self.run_and_commit(task, None) {
                 event!(self, WARN, "mappings could not be undone", %error);
             }
         });
@@ -266,12 +281,12 @@ impl<R: DeviceMemoryResource> Central<R> {
 
     /// Reports flushed blocks, and why a growth was not tried. If a subscriber panics, the step's task or
     /// record is ended, and its block is free again.
-    fn tell(&self, ask: &mut Ask, step: Step) -> Step {
-        let (why, flushed) = (ask.told.take(), std::mem::take(&mut ask.flushed));
+    fn tell(&self, slow: &mut SlowRequest, step: Step) -> Step {
+        let (why, flushed) = (slow.told.take(), std::mem::take(&mut slow.flushed));
         let tell = || {
             self.trace_flush(flushed);
             if let Some(why) = why {
-                self.trace_refusal(&ask.request, ask.reading.as_ref(), &why);
+                self.trace_refusal(&slow.request, slow.reading.as_ref(), &why);
             }
         };
         if let Err(panic) = catch_unwind(AssertUnwindSafe(tell)) {
@@ -280,7 +295,7 @@ impl<R: DeviceMemoryResource> Central<R> {
                 Step::Collect(mut inquiry) => self.settle_all(&mut inquiry),
                 Step::Served(ptr, tidying) => {
                     tidying.into_iter().for_each(|task| self.state.lock().heaps.store.abort(task));
-                    self.free_again(ptr, &ask.request, ask.stream);
+                    self.free_again(ptr, &slow.request, slow.stream);
                 }
                 _ => {}
             }
@@ -298,11 +313,55 @@ impl<R: DeviceMemoryResource> Central<R> {
         let layout = Layout::new(bytes);
         let too_large = || Error::request_too_large(layout, StreamRef::LEGACY);
         let request = Request::new(layout).ok_or_else(too_large)?;
-        self.serve(Ask::new(request, request, false, StreamRef::LEGACY)).map(|_| ())
+        self.serve(SlowRequest::new(request, request, false, StreamRef::LEGACY)).map(|_| ())
     }
 }
 
 impl CentralCore {
+    /// Runs a task with `run`, which calls foreign code: upstream, the driver, a subscriber. If that panics,
+    /// this undoes the task with `undo` and aborts it, so that others can use its planned memory.
+    pub(crate) fn abort_if_panics<T>(
+        &self,
+        mut task: Task,
+        run: impl FnOnce(&mut Task) -> T,
+        undo: impl FnOnce(&mut Task),
+    ) -> (Task, T) {
+        match catch_unwind(AssertUnwindSafe(|| run(&mut task))) {
+            Ok(outcome) => (task, outcome),
+            Err(panic) => {
+                // If this panics too, the memory that is not undone stays out of the pool.
+                let _ = catch_unwind(AssertUnwindSafe(|| undo(&mut task)));
+                self.state.lock().heaps.store.abort(task);
+                self.note_return();
+                resume_unwind(panic)
+            }
+        }
+    }
+
+    /// Makes further calls for a request that has its block. If they panic, the caller never gets the block,
+    /// so this frees it.
+    pub(crate) fn free_if_panics<T>(
+        &self,
+        ptr: DevicePtr,
+        request: &Request,
+        stream: StreamRef,
+        call: impl FnOnce() -> T,
+    ) -> T {
+        catch_unwind(AssertUnwindSafe(call)).unwrap_or_else(|panic| {
+            self.free_again(ptr, request, stream);
+            resume_unwind(panic)
+        })
+    }
+
+    /// Frees a block that its caller never got.
+    pub(crate) fn free_again(&self, ptr: DevicePtr, request: &Request, stream: StreamRef) {
+        let mut state = self.state.lock();
+        let owner = state.owner_of(stream);
+        let State { heaps, streams, .. } = &mut *state;
+        let freed = heaps.free(ptr, Layout::new(request.requested), owner, streams.slot_mut(owner).epoch());
+        debug_assert!(freed.is_ok(), "{ptr:?} is in use: {freed:?}");
+    }
+
     /// Reads the device's free memory, if it matters to the request. Returns whether the request exceeds that
     /// memory plus all idle memory of the process's pools. `own_idle` are this pool's idle bytes.
     ///

@@ -1,7 +1,7 @@
 //! Finds out which work of other streams is done, so that a request may take their free blocks.
 //!
 //! The pool makes an [`Inquiry`] under the lock ([`State::inquire`]), asks the driver without it
-//! ([`CentralCore::ask`]), and notes the answers under the lock ([`State::learn`]). Growth can also serve a
+//! ([`CentralCore::query`]), and notes the answers under the lock ([`State::learn`]). Growth can also serve a
 //! request. So the pool reports a driver error to the caller only if the device is lost; otherwise it goes on
 //! without that stream's event.
 
@@ -266,15 +266,15 @@ impl CentralCore {
     pub(crate) fn collect_completed(&self, stream: Option<StreamRef>, may_stay: bool) -> Result<()> {
         let mut next = Some(self.state.lock().inquire(None, may_stay));
         while let Some(mut inquiry) = next {
-            self.ask(&mut inquiry, stream);
+            self.query(&mut inquiry, stream);
             next = self.state.lock().learn(inquiry, None)?;
         }
         Ok(())
     }
 
     /// Asks the driver. If it panics, the records under way are settled as failed.
-    pub(crate) fn ask(&self, inquiry: &mut Inquiry, stream: Option<StreamRef>) {
-        let asked = catch_unwind(AssertUnwindSafe(|| self.ask_driver(inquiry, stream)));
+    pub(crate) fn query(&self, inquiry: &mut Inquiry, stream: Option<StreamRef>) {
+        let asked = catch_unwind(AssertUnwindSafe(|| self.query_driver(inquiry, stream)));
         match asked {
             Ok(Ok(())) => {}
             Ok(Err(error)) => inquiry.lost = Some(error),
@@ -293,7 +293,7 @@ impl CentralCore {
         }
     }
 
-    fn ask_driver(&self, inquiry: &mut Inquiry, stream: Option<StreamRef>) -> Result<()> {
+    fn query_driver(&self, inquiry: &mut Inquiry, stream: Option<StreamRef>) -> Result<()> {
         let Inquiry { known, records, done, uncovered, now_ns, behind_ns, may_stay, .. } = inquiry;
         if *now_ns == 0 {
             *now_ns = self.now_ns();

@@ -7,9 +7,10 @@
 //! one gets it. Other processes, and allocations outside millpond, see no promises: if they leave too little,
 //! the growth returns the memory it took.
 //!
-//! A promise ends when its driver calls have returned. From then on the driver counts the memory as taken.
-//! Until then a part may count twice, but no memory is missed. A resource that finds too little while others
-//! hold promises waits for one to end and reads again.
+//! A promise ends after the growth's calls have returned, and after watchers and subscribers were told of
+//! them. The driver counts the memory as taken from each call on. So a part may count twice until the promise
+//! ends, but no memory is missed. A resource that finds too little plans again with the bytes that are left.
+//! If they do not suffice and others hold promises, it waits for one to end and reads again.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
@@ -21,6 +22,7 @@ use parking_lot::{Condvar, Mutex};
 
 use crate::pool::central::peer_pool::PeerPool;
 use crate::pool::central::turns;
+use crate::store::Try;
 use crate::tuning::{RETRIES, TURN_PATIENCE};
 
 /// The books of each device that a resource uses.
@@ -68,9 +70,10 @@ impl Reading {
         Self { info: None, available, promised: 0, begun: 0, ended: 0, is_a_hint: false }
     }
 
-    /// Returns the most new bytes that a growth should plan with.
-    pub(crate) fn most_new(&self) -> u64 {
-        if self.is_a_hint { u64::MAX } else { self.available }
+    /// Returns the most new bytes that a growth should plan with. A growth [at once](Try::AtOnce) keeps to
+    /// the reading even if it is a hint.
+    pub(crate) fn most_new(&self, how: Try) -> u64 {
+        if self.is_a_hint && !matches!(how, Try::AtOnce(_)) { u64::MAX } else { self.available }
     }
 
     /// Returns the free bytes including promised ones; `None` if an allocation may succeed beyond them.
@@ -285,12 +288,12 @@ mod tests {
         let first = device.promise(300, &before).expect("no other promise was made");
         assert!(device.promise(300, &before).is_none(), "another promise was made since");
         let second = device.promise(500, &read()).expect("no other promise was made");
-        assert_eq!(read().most_new(), free - 800);
+        assert_eq!(read().most_new(Try::Preferred), free - 800);
         assert_eq!(read().free_at_most(), Some(free), "promised bytes are still free");
         drop(first);
-        assert_eq!(read().most_new(), free - 500);
+        assert_eq!(read().most_new(Try::Preferred), free - 500);
         drop(second);
-        assert_eq!(read().most_new(), free);
+        assert_eq!(read().most_new(Try::Preferred), free);
         assert!(device.promise(300, &read()).is_some());
     }
 
@@ -300,10 +303,13 @@ mod tests {
         let driver = SimDevice::new(SimConfig::with_capacity(CAPACITY));
         let device = Device::of(&*driver);
         let mut reading = device.read(&*driver, 0).expect("the device is there");
-        assert!(reading.most_new() <= CAPACITY && reading.free_at_most() == Some(reading.available));
+        assert!(
+            reading.most_new(Try::Preferred) <= CAPACITY && reading.free_at_most() == Some(reading.available)
+        );
         driver.set_faults(FaultPlan::nth_of(CallKind::MemGetInfo, 0, DriverError::NOT_SUPPORTED));
         reading = device.read(&*driver, 0).expect("the device is there");
-        assert_eq!((reading.most_new(), reading.free_at_most()), (u64::MAX, None));
+        assert_eq!((reading.most_new(Try::Preferred), reading.free_at_most()), (u64::MAX, None));
+        assert_eq!(reading.most_new(Try::AtOnce(0)), reading.available);
         driver.set_faults(FaultPlan::none());
         let shares = Device {
             is_a_hint: true,
@@ -313,7 +319,7 @@ mod tests {
             peer_pools: Mutex::default(),
         };
         reading = shares.read(&*driver, 0).expect("the device is there");
-        assert_eq!((reading.most_new(), reading.free_at_most()), (u64::MAX, None));
+        assert_eq!((reading.most_new(Try::Preferred), reading.free_at_most()), (u64::MAX, None));
     }
 
     /// Only memory that others returned since is a reason to try again.

@@ -79,7 +79,7 @@ impl CentralCore {
             }
             let step = Returning::Step { keep_bytes, at: &mut at };
             let task = self.state.lock().heaps.store.plan_release(step);
-            released += task.map_or(Ok(0), |task| self.run_task(task, None))?;
+            released += task.map_or(Ok(0), |task| self.run_and_commit(task, None))?;
             // A thread that waits to grow goes first.
             turn.hand_on();
         }

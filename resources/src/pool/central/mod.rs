@@ -2,8 +2,8 @@
 //!
 //! Every free block has an *owner*: the stream on which it was freed. Once all work on a block is known to be
 //! done, it is unowned ([`ANY_STREAM`](crate::stream_order::ANY_STREAM)). The owner's stream takes its blocks
-//! without a driver call. Another stream goes down the **reuse ladder**. The pool counts which step served
-//! each request ([`LadderCounts`]):
+//! without a driver call. Another stream goes down the **reuse ladder**, whose 22 rungs are listed in
+//! [`Rung`](steps::Rung). The pool counts which kind of step served each request ([`LadderCounts`]):
 //!
 //! | step | the block | driver calls |
 //! |---|---|---|
@@ -36,13 +36,27 @@
 //! more than an eighth of its memory. While streams are far behind, it does so only before it is out of
 //! memory.
 //!
-//! **Locks.** One spin lock, the pool's, guards the large blocks and the stream table. Each arena has its own
-//! lock, which is taken alone or under the pool's. No foreign code (driver, upstream, callback, `tracing`
-//! event) runs under these locks. Calls on the slow path take [turns](turns), which are not locks: a call
-//! from inside foreign code goes on, on any thread.
+//! **Lock order.** A thread that holds one of a pool's locks takes only locks from later rows of this table,
+//! and never two from one row. No test checks the order: the locks have no ranks.
+//!
+//! | | lock | guards | may be taken under |
+//! |---|---|---|---|
+//! | 1 | the [turn](turns) | nothing: calls on the slow path save memory if they take turns | |
+//! | 2 | the pool's ([`PoolLock`]) | [`State`]: large blocks, streams, backlog | 1 |
+//! | 3 | an arena's (`pool/arena.rs`) | small blocks of the arena | 1, 2 |
+//! | 4 | the list of thread caches (`pool/cache/thread_cache.rs`) | the list | 1, 2 |
+//! | 5 | a thread cache's | its map of stream caches | 1, 2, 4 |
+//! | 6 | the block map's (`block_map/mod.rs`) | the memory of its tables | 1, 2, 3 |
+//! | 7 | `PeerTable` (`store/pages/access.rs`) | the devices with access to the pool's memory | 1, 2 |
+//! | 8 | a [device's books](device_books), its list of pools, and the list of devices | themselves | 1 |
+//! | 9 | `REFUSED`, `OVER_ALIGNED` (`driver_memory.rs`) | blocks of plain device memory | 1 |
+//!
+//! Foreign code (the driver, upstream, a callback, a `tracing` event) runs under the turn, and under no lock
+//! of a later row. It may call the same pool, which then takes no second turn, or another pool. Each wait for
+//! a turn is bounded. A decay step also holds two locks while foreign code runs: a fork waits for one of
+//! them, but not for long, and no thread waits for the other (`pool/decay/`).
 
 mod act;
-mod ask;
 mod collect;
 mod device_books;
 mod incremental;
@@ -55,6 +69,7 @@ mod release;
 mod report;
 mod segments;
 mod shutdown;
+mod steps;
 #[cfg(test)]
 mod tests;
 mod trace;
@@ -335,7 +350,7 @@ impl<R: DeviceMemoryResource> Central<R> {
         if layout.bytes() == 0 {
             return Ok(DevicePtr::NULL);
         }
-        let ask = {
+        let slow = {
             let mut state = self.state.lock();
             if let (Some(entry), Some(cell)) = (evicted, cell) {
                 state.heaps.free_cached(entry, cell);
@@ -349,7 +364,7 @@ impl<R: DeviceMemoryResource> Central<R> {
                 Request { shard, ..request.ok_or_else(|| Error::request_too_large(layout, stream))? };
             let owner = cell.map_or_else(|| state.owner_of(stream), |cell| cell.owner);
             match state.take_ready(owner, &request) {
-                None => state.ask(request, stream),
+                None => state.slow_request(request, stream),
                 Some(ptr) => {
                     let requested_record = state.streams.slot_mut(owner).take_requested_record();
                     let has_excess = !state.backlog.is_long() && state.heaps.has_excess();
@@ -359,7 +374,7 @@ impl<R: DeviceMemoryResource> Central<R> {
                 }
             }
         };
-        match self.serve(ask) {
+        match self.serve(slow) {
             Ok(ptr) => Ok(ptr.expect("a request that is served has a block")),
             // Upstream's error names the region's size, but the caller needs the size of its request.
             Err(error) => Err(match error.requested_bytes() {

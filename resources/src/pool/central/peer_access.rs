@@ -29,7 +29,7 @@ impl CentralCore {
             thread::sleep(Duration::from_millis(1));
         };
         let Some(task) = task else { return Ok(()) };
-        self.run_task(task, None)?;
+        self.run_and_commit(task, None)?;
         event!(self, DEBUG, "devices have access to the pool's memory", ?devices);
         Ok(())
     }

@@ -1,10 +1,8 @@
 //! Returns memory to the driver or to upstream: on `trim`, if the pool holds excess memory, and before it is
 //! out of memory.
 
-use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
-
 use millpond_core::driver::CaptureModeGuard;
-use millpond_core::{DeviceMemoryResource, DevicePtr, Error, Layout, Result, StreamRef};
+use millpond_core::{DeviceMemoryResource, Error, Layout, Result, StreamRef};
 
 use crate::heap::request::Request;
 use crate::pool::central::collect::Donor;
@@ -115,50 +113,6 @@ impl CentralCore {
         self.state.lock().heaps.store.bytes_reserved()
     }
 
-    /// Runs a task with `run`, which calls foreign code: upstream, the driver, a subscriber. If that panics,
-    /// this undoes the task with `undo` and aborts it, so that others can use its planned memory.
-    pub(crate) fn run_or_abort<T>(
-        &self,
-        mut task: Task,
-        run: impl FnOnce(&mut Task) -> T,
-        undo: impl FnOnce(&mut Task),
-    ) -> (Task, T) {
-        match catch_unwind(AssertUnwindSafe(|| run(&mut task))) {
-            Ok(outcome) => (task, outcome),
-            Err(panic) => {
-                // If this panics too, the memory that is not undone stays out of the pool.
-                let _ = catch_unwind(AssertUnwindSafe(|| undo(&mut task)));
-                self.state.lock().heaps.store.abort(task);
-                self.note_return();
-                resume_unwind(panic)
-            }
-        }
-    }
-
-    /// Makes further calls for a request that has its block. If they panic, the caller never gets the block,
-    /// so this frees it.
-    pub(crate) fn free_if_panics<T>(
-        &self,
-        ptr: DevicePtr,
-        request: &Request,
-        stream: StreamRef,
-        call: impl FnOnce() -> T,
-    ) -> T {
-        catch_unwind(AssertUnwindSafe(call)).unwrap_or_else(|panic| {
-            self.free_again(ptr, request, stream);
-            resume_unwind(panic)
-        })
-    }
-
-    /// Frees a block that its caller never got.
-    pub(crate) fn free_again(&self, ptr: DevicePtr, request: &Request, stream: StreamRef) {
-        let mut state = self.state.lock();
-        let owner = state.owner_of(stream);
-        let State { heaps, streams, .. } = &mut *state;
-        let freed = heaps.free(ptr, Layout::new(request.requested), owner, streams.slot_mut(owner).epoch());
-        debug_assert!(freed.is_ok(), "{ptr:?} is in use: {freed:?}");
-    }
-
     /// Makes the calls of a task that takes no memory. It returns regions to `below`.
     pub(crate) fn run_change(&self, task: Task, below: Option<Below<'_>>) -> (Task, Result<()>) {
         let run = |task: &mut Task| {
@@ -170,7 +124,7 @@ impl CentralCore {
                     // is in use, and all work on their blocks is done.
                     unsafe { below.take_back(regions) };
                 }
-                task.run(&*self.driver)
+                task.make_calls(&*self.driver)
             });
             self.report_segments(before, task);
             let bytes = task.released_bytes();
@@ -183,11 +137,11 @@ impl CentralCore {
             // An error is reported inside the run, so that the task is not lost if a subscriber panics.
             outcome.map_err(|error| self.driver_error(error))
         };
-        self.run_or_abort(task, run, |task| task.undo(&*self.driver))
+        self.abort_if_panics(task, run, |task| task.undo(&*self.driver))
     }
 
     /// Runs a task that takes no memory, and commits or aborts it; returns the bytes that it released.
-    pub(crate) fn run_task(&self, task: Task, below: Option<Below<'_>>) -> Result<u64> {
+    pub(crate) fn run_and_commit(&self, task: Task, below: Option<Below<'_>>) -> Result<u64> {
         let (task, outcome) = self.run_change(task, below);
         let bytes = task.released_bytes();
         let mut state = self.state.lock();
@@ -208,7 +162,7 @@ impl CentralCore {
         let free = Returning::Free { keep_bytes, most_calls: CALLS_PER_RELEASE };
         let task = self.state.lock().heaps.store.plan_release(free)?;
         let warn = |error: &Error| event!(self, WARN, "memory could not be released", %error);
-        self.run_task(task, Some(below)).inspect_err(warn).ok()
+        self.run_and_commit(task, Some(below)).inspect_err(warn).ok()
     }
 
     /// Releases unowned memory until the pool holds at most `keep_bytes`; returns the bytes released.
@@ -254,7 +208,7 @@ impl<R: DeviceMemoryResource> Central<R> {
         }
         let released = self.collect_completed(Some(stream), true).and_then(|()| {
             let task = self.state.lock().heaps.plan_excess();
-            task.map_or(Ok(0), |task| self.run_task(task, None))
+            task.map_or(Ok(0), |task| self.run_and_commit(task, None))
         });
         // The caller has its block, so an error here must not fail it; the next release tries again.
         if let Err(error) = released {

@@ -76,7 +76,7 @@ impl<R: DeviceMemoryResource> Central<R> {
             // SAFETY: the regions came from upstream, and all work on the device is done.
             unsafe { self.below(StreamRef::LEGACY).take_back(regions) };
         }
-        let outcome = task.run(&*self.driver);
+        let outcome = task.make_calls(&*self.driver);
         self.report_segments(before, &task);
         match outcome {
             Err(error) => tracing::warn!(target: "millpond::driver", %error, "memory is left to the driver"),

@@ -11,7 +11,7 @@ use millpond_driver::sim::{FaultPlan, SimConfig, SimDevice};
 
 use super::*;
 use crate::heap::request::Request;
-use crate::pool::central::ask::Ask;
+use crate::pool::central::steps::SlowRequest;
 use crate::pool::heaps::Reclaim;
 use crate::stream_order::{ANY_STREAM, Owner};
 use crate::{CudaMemoryResource, PagesMode, PoolLayer, PoolMemoryResource, Reuse};
@@ -152,13 +152,13 @@ fn room_is_made_only_for_a_growth_that_sets_a_peak() {
         for (bytes, sets_a_peak) in [(2 * MIB, false), (peak - held, false), (peak - held + 256, true)] {
             let request = request(bytes);
             if pages == PagesMode::Off {
-                let growth = setup.pool.central.with_heaps(|heaps| heaps.store.growth(&request));
+                let growth = setup.pool.central.with_heaps(|heaps| heaps.store.region_sizes(&request));
                 let grown = held + growth.expect("no maximum").preferred;
                 assert_eq!(grown.cmp(&peak).is_gt(), sets_a_peak, "{bytes} bytes");
                 assert!(bytes == 2 * MIB || grown == peak || sets_a_peak);
             }
-            let ask = Ask::new(request, request, true, first);
-            let sets = setup.pool.central.state.lock().sets_a_peak(&ask);
+            let slow = SlowRequest::new(request, request, true, first);
+            let sets = setup.pool.central.state.lock().sets_a_peak(&slow);
             assert_eq!(sets, sets_a_peak && may_release, "{pages}, {bytes} bytes");
         }
     }

@@ -142,7 +142,7 @@ impl Admission {
     /// # Errors
     /// The driver's error. If the user did not name the devices, only the loss of the pool's device is an
     /// error.
-    pub(crate) fn run(&mut self, driver: &dyn Driver) -> DriverResult<()> {
+    pub(crate) fn make_calls(&mut self, driver: &dyn Driver) -> DriverResult<()> {
         match self.set_access(driver, &self.devices) {
             Err(error) if !self.is_asked && !error.is_sticky() => {}
             outcome => return outcome,

@@ -104,7 +104,7 @@ mod tests {
         let device = SimDevice::new(SimConfig::h200());
         let mut pages = Pages::new(2 << 20, 1 << 30, u64::MAX, Policy::default());
         let mut plan = pages.plan_reserve(BYTES, u64::MAX).expect("no maximum");
-        plan.work.run(&*device).expect("the device has room");
+        plan.work.make_calls(&*device).expect("the device has room");
         pages.add_handles(&plan);
         assert!(pages.handles.iter().count() > 1);
         let admission = pages.plan_admission(&[device.device()], true).expect("there is mapped memory");

@@ -84,7 +84,7 @@ impl Retired {
     }
 
     /// Unmaps and releases until the driver fails; the next call continues from there.
-    pub(super) fn run(&mut self, driver: &dyn Driver) -> DriverResult<()> {
+    pub(super) fn make_calls(&mut self, driver: &dyn Driver) -> DriverResult<()> {
         while let Some((addr, bytes)) = self.mappings.last().copied() {
             // SAFETY: this pool made the mapping, all work on it is done, and no table holds it any longer.
             unsafe { driver.mem_unmap(DevicePtr::new(addr), bytes)? };
@@ -205,7 +205,7 @@ impl Work {
     /// # Errors
     /// The driver's error. If the driver refuses a handle although it has enough memory, the plan first tries
     /// smaller handles.
-    pub(crate) fn run(&mut self, driver: &dyn Driver) -> DriverResult<()> {
+    pub(crate) fn make_calls(&mut self, driver: &dyn Driver) -> DriverResult<()> {
         let outcome = self.map_primaries(driver).and_then(|()| self.map_alias(driver));
         if let Err(error) = &outcome {
             self.undo(driver, error.is_sticky());
@@ -313,7 +313,7 @@ impl Work {
         // Kept before the calls are made: a driver that panics loses nothing.
         self.left.append(&mut retired);
         if !is_lost {
-            self.left.retain_mut(|retired| retired.run(driver).is_err());
+            self.left.retain_mut(|retired| retired.make_calls(driver).is_err());
         }
     }
 }

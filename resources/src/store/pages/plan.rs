@@ -133,7 +133,7 @@ impl Pages {
                 return self.plan_stitching(owner, &pieces, chosen, request, most_new);
             }
         }
-        let mut plan = self.plan_growth(range, growth, tail.map(|tail| (tail, owner)), missing, most_new)?;
+        let mut plan = self.plan_at_end(range, growth, tail.map(|tail| (tail, owner)), missing, most_new)?;
         if range == AddressRange::Large {
             let within = target_bytes(self.peak_live).saturating_sub(self.held() - growth);
             plan.beyond_slack = growth.saturating_sub(within);
@@ -152,7 +152,7 @@ impl Pages {
         let whole = self.whole_granules(bytes);
         let fits = whole <= self.available(u64::MAX);
         let new = if fits { whole } else { bytes / self.granularity * self.granularity };
-        self.plan_growth(AddressRange::Large, new, None, 0, most_new)
+        self.plan_at_end(AddressRange::Large, new, None, 0, most_new)
     }
 
     /// Returns whether the pool's maximum refused a plan.
@@ -232,7 +232,7 @@ impl Pages {
 
     /// Plans new memory at the end of an address range. The block uses `used` bytes of it, and the free end
     /// of the address range before it (`tail`), if there is one.
-    fn plan_growth(
+    fn plan_at_end(
         &mut self,
         range: AddressRange,
         new: u64,
@@ -250,7 +250,7 @@ impl Pages {
             if let Addresses::At(base) = primaries {
                 self.handles.spaces[range as usize].free(base, new);
             }
-            return self.plan_growth(range, self.whole_granules(whole), None, whole, most_new);
+            return self.plan_at_end(range, self.whole_granules(whole), None, whole, most_new);
         }
         let kept = tail.map_or(Vec::new(), |(tail, owner)| self.take_pieces(&[tail], owner));
         self.extra_pieces += kept.len() as u64;
@@ -271,7 +271,7 @@ impl Pages {
 
     fn plan_aligned(&mut self, request: &Request, most_new: u64) -> Result<Plan, Refused> {
         let new = self.needed_alone(request);
-        let plan = self.plan_growth(AddressRange::Large, new, None, request.bytes, most_new)?;
+        let plan = self.plan_at_end(AddressRange::Large, new, None, request.bytes, most_new)?;
         Ok(Plan { alignment: request.alignment, ..plan })
     }
 
@@ -498,12 +498,12 @@ mod tests {
         let device = SimDevice::new(SimConfig::h200());
         let mut pages = Pages::new(2 * MIB, 1 << 30, u64::MAX, Policy::default());
         let mut reserve = pages.plan_reserve(4 * MIB, u64::MAX).expect("no maximum");
-        reserve.work.run(&*device).expect("the device has room");
+        reserve.work.make_calls(&*device).expect("the device has room");
         pages.add_handles(&reserve);
         let request = Request::new(Layout::new(10 * MIB)).expect("not too large");
         let mut plan = pages.plan_block(1, &request, false, 0, u64::MAX).expect("no maximum");
         assert_eq!(plan.work.new_bytes(), 6 * MIB);
-        plan.work.run(&*device).expect("the device has room");
+        plan.work.make_calls(&*device).expect("the device has room");
         let (block, _) = pages.commit_block(plan);
         assert_eq!((pages.bytes_of(block), pages.totals().bytes_reserved), (10 * MIB, 10 * MIB));
         assert_eq!(pages.totals().mappings, 0, "nothing is stitched");

@@ -39,10 +39,10 @@ impl Release {
     /// # Errors
     /// The driver's first error. Unless the device is lost, the run still releases the other handles, and the
     /// next release tries the failed calls again.
-    pub(crate) fn run(&mut self, driver: &dyn Driver) -> DriverResult<()> {
+    pub(crate) fn make_calls(&mut self, driver: &dyn Driver) -> DriverResult<()> {
         let mut outcome = Ok(());
         for retired in &mut self.retired {
-            let done = retired.run(driver);
+            let done = retired.make_calls(driver);
             if done.as_ref().is_err_and(|error| error.is_sticky()) {
                 return done;
             }

@@ -87,11 +87,11 @@ impl Bench {
         let plan = self.pages.plan_block(OWNER, request, is_span, self.live, u64::MAX);
         let mut plan = plan.expect("the pool has no maximum");
         let start = Instant::now();
-        plan.work.run(&*self.device).expect("the device is large enough");
+        plan.work.make_calls(&*self.device).expect("the device is large enough");
         self.in_driver += start.elapsed();
         let block = self.pages.commit_block(plan);
         if let Some(mut release) = self.pages.plan_tidying() {
-            release.run(&*self.device).expect("a mapped page can be unmapped");
+            release.make_calls(&*self.device).expect("a mapped page can be unmapped");
             self.pages.commit_release(release);
         }
         block

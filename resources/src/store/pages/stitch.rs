@@ -214,7 +214,7 @@ mod tests {
         let request = Request::new(Layout::new(mib * MIB)).expect("not too large");
         let most_new = if may_grow { u64::MAX } else { 0 };
         let mut plan = pages.plan_block(1, &request, false, 0, most_new).expect("there is room");
-        plan.work.run(device).expect("the device has room");
+        plan.work.make_calls(device).expect("the device has room");
         let (block, _) = pages.commit_block(plan);
         pages.validate_all();
         block

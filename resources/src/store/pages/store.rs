@@ -9,7 +9,7 @@ use crate::heap::request::{Fit, Request, Taken, Whose};
 use crate::store::pages::Refused;
 use crate::store::pages::handles::{AddressRange, Handle};
 use crate::store::pages::state::{Pages, unpack};
-use crate::store::{Committed, Need, NewSpan, NoMemory, Purpose, Returning, Store, Task, Totals, Try};
+use crate::store::{Committed, Need, NewSpan, NoMemory, Purpose, Returning, Store, Task, Totals};
 use crate::stream_order::{ANY_STREAM, Epoch, Owner};
 use crate::tuning::{DEVICE_PAGE, LEAST_PIECE};
 
@@ -90,9 +90,7 @@ impl Store for Pages {
     }
 
     fn plan(&mut self, need: &Need) -> Result<Task, NoMemory> {
-        let Need { owner, purpose, most_new, live_bytes, operations, .. } = *need;
-        let most_new = if need.how == Try::FreeOnly { 0 } else { most_new };
-        let mut purpose = purpose;
+        let Need { owner, mut purpose, most_new, live_bytes, operations, .. } = *need;
         let plan = match purpose {
             Purpose::Reserve { bytes } => self.plan_reserve(bytes, most_new),
             Purpose::Block(request) => {
@@ -277,6 +275,7 @@ impl Store for Pages {
 mod tests {
     use super::*;
     use crate::heap::request::Cursor;
+    use crate::store::Try;
     use crate::tuning::Policy;
 
     const MIB: u64 = 1 << 20;

@@ -126,7 +126,7 @@ impl Bench {
             return false;
         };
         self.device.set_faults(faults);
-        let outcome = plan.work.run(&*self.device);
+        let outcome = plan.work.make_calls(&*self.device);
         self.device.set_faults(FaultPlan::none());
         if outcome.is_err() {
             self.pages.abort_plan(plan);
@@ -172,7 +172,7 @@ impl Bench {
         }
         let Some(at) = index.checked_rem(self.under_way.len()) else { return };
         let (mut plan, owner, request) = self.under_way.remove(at);
-        if runs && plan.work.run(&*self.device).is_ok() {
+        if runs && plan.work.make_calls(&*self.device).is_ok() {
             let block = self.pages.commit_block(plan);
             self.lend(owner, block, &request);
         } else {
@@ -191,7 +191,7 @@ impl Bench {
         }
         let span = request(wanted, 8);
         let Ok(mut plan) = self.pages.plan_block(owner, &span, true, self.live, u64::MAX) else { return };
-        match plan.work.run(&*self.device) {
+        match plan.work.make_calls(&*self.device) {
             Ok(()) => {
                 let block = self.pages.commit_block(plan);
                 self.lend(owner, block, &span);
@@ -240,7 +240,7 @@ impl Bench {
 
     fn end_release(&mut self, mut release: Release, faults: FaultPlan) {
         self.device.set_faults(faults);
-        _ = release.run(&*self.device);
+        _ = release.make_calls(&*self.device);
         self.device.set_faults(FaultPlan::none());
         self.pages.commit_release(release);
     }
@@ -272,7 +272,7 @@ impl Bench {
         (0..2).for_each(|_| self.release(0, usize::MAX, FaultPlan::none()));
         self.validate();
         assert_eq!(self.device.live_bytes(), 0, "a handle was not released");
-        self.pages.release_all().run(&*self.device).expect("the device is well");
+        self.pages.release_all().make_calls(&*self.device).expect("the device is well");
         assert_eq!(self.device.live_allocations(), 0, "a reservation is left");
         assert_eq!(self.device.violations(), []);
     }
@@ -338,7 +338,7 @@ fn run(bench: &mut Bench, step: Step) {
         Step::Span { owner, bytes, wanted } => bench.span(owner, bytes, wanted.next_multiple_of(256)),
         Step::Reserve { bytes } => {
             let Ok(mut plan) = bench.pages.plan_reserve(bytes, u64::MAX) else { return };
-            match plan.work.run(&*bench.device) {
+            match plan.work.make_calls(&*bench.device) {
                 Ok(()) => _ = bench.pages.add_handles(&plan),
                 Err(_) => bench.pages.abort_plan(plan),
             }
@@ -506,7 +506,7 @@ fn the_maximum_holds_and_refusals_name_it() {
 fn a_release_keeps_the_bytes_it_should_within_its_calls() {
     let mut bench = Bench::new(16 << 30, u64::MAX);
     let mut plan = bench.pages.plan_reserve(64 * MIB, u64::MAX).expect("no maximum");
-    plan.work.run(&*bench.device).expect("room");
+    plan.work.make_calls(&*bench.device).expect("room");
     bench.pages.add_handles(&plan);
     bench.validate();
     bench.release(64 * MIB - 1, usize::MAX, FaultPlan::none());

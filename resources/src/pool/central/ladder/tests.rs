@@ -4,7 +4,7 @@ use millpond_core::{DevicePtr, DriverError, Error, LadderCounts, Layout, StreamR
 
 use super::*;
 use crate::pool::central::Rules;
-use crate::pool::central::ask::Look;
+use crate::pool::central::steps::Look;
 use crate::pool::heaps::Heaps;
 use crate::stream_order::Reuse;
 use crate::stream_order::backlog::Backlog;
@@ -127,7 +127,7 @@ impl Setup {
     fn steps(&mut self, bytes: u64, stream: StreamRef) -> Vec<String> {
         let layout = Layout::new(bytes);
         let request = Request::new(layout).expect("not too large");
-        let mut ask = self.state.ask(request, stream);
+        let mut slow = self.state.slow_request(request, stream);
         let (mut said, mut step) = (Vec::new(), Step::Look);
         while said.len() < 99 {
             let name = match &step {
@@ -152,7 +152,7 @@ impl Setup {
                 return said;
             }
             let answer = self.answer(&mut step);
-            step = self.state.next(&mut ask, step, answer);
+            step = self.state.next(&mut slow, step, answer);
         }
         panic!("the request does not end: {said:?}");
     }
@@ -170,12 +170,13 @@ fn streams_that_may_be_destroyed_are_waited_for_if_they_own_more_than_little() {
         let mut setup = Setup::new(None, Script::default());
         setup.add_region(owned * MIB, stream(1));
         setup.add_region(others * MIB, stream(2));
-        let mut ask = setup.state.ask(Request::new(Layout::new(MIB)).expect("not too large"), stream(3));
+        let mut slow =
+            setup.state.slow_request(Request::new(Layout::new(MIB)).expect("not too large"), stream(3));
         let owner = setup.state.owner_of(stream(1));
         setup.state.streams.slot(owner).set_record_requested(true);
-        ask.unreachable_bytes = setup.state.unreachable_bytes();
-        assert_eq!(ask.unreachable_bytes, owned * MIB);
-        let waits = setup.state.should_wait_for_unreachable(&ask);
+        slow.unreachable_bytes = setup.state.unreachable_bytes();
+        assert_eq!(slow.unreachable_bytes, owned * MIB);
+        let waits = setup.state.should_wait_for_unreachable(&slow);
         assert_eq!(waits, expected, "{owned} of {} MiB", owned + others);
     }
 }

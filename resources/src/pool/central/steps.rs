@@ -13,7 +13,7 @@ use crate::stream_order::{ANY_STREAM, Owner};
 
 /// A request that found no free block, until it is served or refused.
 #[derive(Debug)]
-pub(crate) struct Ask {
+pub(crate) struct SlowRequest {
     /// The request with the size that is tried now: first its usual size, then its exact size.
     pub(crate) request: Request,
     pub(crate) usual: Request,
@@ -33,7 +33,7 @@ pub(crate) struct Ask {
     /// The device's recent answer, if it was asked and no memory came or went since.
     pub(crate) reading: Option<Reading>,
     /// How new memory is tried, and how often the call has waited for other growths.
-    pub(crate) growth: Try,
+    pub(crate) how: Try,
     pub(crate) waits: u32,
     /// The error with which this growth was refused memory.
     pub(crate) failed: Option<Error>,
@@ -60,7 +60,7 @@ pub(crate) struct Ask {
     pub(crate) flushed: u64,
 }
 
-impl Ask {
+impl SlowRequest {
     pub(crate) fn new(request: Request, exact: Request, serves: bool, stream: StreamRef) -> Self {
         Self {
             request,
@@ -73,7 +73,7 @@ impl Ask {
             rung: Rung::Possible,
             is_capturing: false,
             reading: None,
-            growth: Try::Preferred,
+            how: Try::Preferred,
             waits: 0,
             failed: None,
             refused: NoMemory::Below(None),
@@ -88,6 +88,15 @@ impl Ask {
             told: None,
             flushed: 0,
         }
+    }
+
+    /// Starts at a rung, with this request size.
+    pub(crate) fn start(&mut self, request: Request, rung: Rung) {
+        if self.request != request {
+            self.reading = None;
+        }
+        (self.request, self.rung) = (request, rung);
+        (self.retries, self.has_released) = (0, false);
     }
 
     /// Notes the error of a growth that was refused memory, if there is an error.
@@ -185,11 +194,11 @@ impl Rung {
     ];
 
     /// Returns the rung below.
-    pub(crate) fn below(self, ask: &Ask) -> Self {
+    pub(crate) fn below(self, slow: &SlowRequest) -> Self {
         match self {
-            Self::Admit if !ask.serves => Self::Grow,
-            Self::Grow if !ask.serves => Self::Peers,
-            Self::Synchronize if ask.retries > 0 => Self::Retry,
+            Self::Admit if !slow.serves => Self::Grow,
+            Self::Grow if !slow.serves => Self::Peers,
+            Self::Synchronize if slow.retries > 0 => Self::Retry,
             rung => Self::ALL[(rung as usize + 1).min(Self::ALL.len() - 1)],
         }
     }
