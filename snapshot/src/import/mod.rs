@@ -45,6 +45,7 @@ mod trace;
 use std::io::{Cursor, Read};
 use std::path::Path;
 
+use millpond_core::DeviceId;
 use millpond_engine::log::{LogError, open_file};
 
 use crate::budget::Budget;
@@ -77,7 +78,7 @@ pub fn open(path: &Path, options: &Options) -> Result<Recording, LogError> {
     read.map_err(|error| refused(&name, error.into()))?;
     if detect::found(&head) == Found::Sqlite {
         let mut budget = budget(size, options);
-        return database(path, &name, options, &mut budget).map_err(|error| refused(&name, error));
+        return finished(database(path, &name, options, &mut budget), &name);
     }
     sized(name, Cursor::new(head).chain(file), size, options)
 }
@@ -111,7 +112,14 @@ pub fn is_minimalloc(head: &[u8]) -> bool {
 
 fn sized(name: String, raw: impl Read + Send, size: u64, options: &Options) -> Result<Recording, LogError> {
     let mut budget = budget(size, options);
-    content(&name, raw, options, &mut budget).map_err(|error| refused(&name, error))
+    finished(content(&name, raw, options, &mut budget), &name)
+}
+
+/// Ends every import. A device's number is not known if it is larger than that of any device.
+fn finished(read: Result<Recording, Refusal>, name: &str) -> Result<Recording, LogError> {
+    let mut recording = read.map_err(|error| refused(name, error))?;
+    recording.device = recording.device.filter(|number| DeviceId::cuda(*number).ordinal() == *number);
+    Ok(recording)
 }
 
 fn budget(size: u64, options: &Options) -> Budget {

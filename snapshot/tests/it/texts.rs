@@ -136,6 +136,20 @@ fn messages_without_figures_do_not_hide_a_log() {
     assert!(error.contains("has no figures"), "{error}");
 }
 
+/// Two readers recognise the line. Reading must end.
+#[test]
+fn a_line_for_two_readers_goes_to_one_of_them() {
+    let bfc = "Allocator (GPU_0_bfc) ran out of memory trying to allocate 8.00GiB";
+    let line =
+        format!("CUDA out of memory. Tried to allocate 1.00 GiB (GPU 4; 31.75 GiB total capacity) {bfc}");
+    for other in ["Allocator (GPU_0_bfc) ran out of memory trying to allocate 8.00GiB", crate::HEADER.trim()]
+    {
+        for text in [line.to_owned(), format!("{line}\n{other}\n"), format!("{other}\n{line}\n")] {
+            let _ = read(text.as_bytes());
+        }
+    }
+}
+
 #[test]
 fn each_message_of_a_log_is_a_failed_request() {
     let recording = imported(&file("oom_old.txt"));

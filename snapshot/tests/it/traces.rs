@@ -102,6 +102,18 @@ fn values_that_are_no_events_are_left_out() {
     assert_eq!(recording.event(0).unwrap().time(), Some(1000));
 }
 
+/// The log of a recording must name a device that the log reader accepts.
+#[test]
+fn a_device_that_cannot_exist_is_not_known() {
+    for (number, known) in
+        [(7, Some(7)), ((1 << 30) - 1, Some((1 << 30) - 1)), (1 << 30, None), (u32::MAX, None)]
+    {
+        let event = EVENT.replacen(r#""Device Id":0"#, &format!(r#""Device Id":{number}"#), 1);
+        let recording = imported(format!(r#"{{"traceEvents":[{event}]}}"#).as_bytes());
+        assert_eq!(recording.device(), known, "{number}");
+    }
+}
+
 #[test]
 fn a_base_of_times_that_does_not_fit_is_left_out() {
     let time = |base: &str| {

@@ -225,9 +225,12 @@ fn memory_info_is_sane(context: &Context<'_>) -> Outcome {
     assert!(before.total > 0 && before.free <= before.total, "{before:?}");
     let block = resource.get(context.clip(8 << 20), S);
     let during = info();
-    assert!(during.free <= before.free && during.total == before.total, "{before:?} then {during:?}");
     resource.put(block);
     let after = info();
-    assert!(after.free >= during.free && after.free <= after.total, "{during:?} then {after:?}");
+    assert!(during.total == before.total && after.free <= after.total, "{before:?}, {during:?}, {after:?}");
+    // On a real device or host, other programs also change the free memory.
+    if context.sim.is_some() {
+        assert!(during.free <= before.free && after.free >= during.free, "{before:?}, {during:?}, {after:?}");
+    }
     Passed
 }

@@ -72,6 +72,11 @@ pub(super) fn import(
         if rmm_debug::is_start(&line) {
             return rmm_debug::import(recording, line, &mut lines, budget);
         }
+        if bfc::is_start(&line) {
+            let read = bfc::import(recording, line, &mut lines, &mut tracebacks, options, budget)?;
+            return read.ok_or_else(|| Refusal::new(NO_FIGURES));
+        }
+        // This comes last: the reader hands back a line that another reader recognises, and would get it again.
         if torch_oom::is_start(&line) {
             next = torch_oom::import(
                 &mut recording,
@@ -87,10 +92,6 @@ pub(super) fn import(
             }
             hint = Some(NO_FIGURES);
             continue;
-        }
-        if bfc::is_start(&line) {
-            let read = bfc::import(recording, line, &mut lines, &mut tracebacks, options, budget)?;
-            return read.ok_or_else(|| Refusal::new(NO_FIGURES));
         }
         tracebacks.line(&line, &mut recording, budget)?;
         hint = hint.or_else(|| HINTS.iter().find(|(words, _)| line.contains(words)).map(|(_, hint)| *hint));
