@@ -20,7 +20,7 @@ pub(crate) fn text_of(payload: Box<dyn Any + Send>) -> String {
     payload.downcast::<String>().map_or_else(
         |payload| {
             mem::forget(payload);
-            "without a text".to_owned()
+            "a panic without a message".to_owned()
         },
         |text| *text,
     )

@@ -377,7 +377,8 @@ pub unsafe extern "C" fn millpond_block_size(ptr: *mut c_void, bytes: *mut u64) 
     guarded(|| {
         check_process()?;
         let block = LIVE.get(&device_ptr(ptr)).map(|block| block.bytes);
-        let size = block.ok_or_else(|| Error::invalid_argument(format!("{ptr:p} is not a live block")))?;
+        let unknown = || Error::invalid_argument(format!("{ptr:p} is not a live block of millpond_malloc"));
+        let size = block.ok_or_else(unknown)?;
         // SAFETY: the caller's promise.
         unsafe { put(bytes, size) }
     })

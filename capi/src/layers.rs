@@ -79,7 +79,9 @@ fn path_of(path: &CStr) -> Result<PathBuf> {
 pub unsafe extern "C" fn millpond_logging_file(resource: *const Resource, path: *mut *mut c_char) -> Status {
     with_resource(resource, |resource| {
         let log = find_trait::<dyn AllocationLog>(resource);
-        let file = log.ok_or_else(|| lacks(resource, "logs; add `+logging` to the stack"))?.file();
+        let file = log
+            .ok_or_else(|| lacks(resource, "writes an allocation log; add `+logging` to the stack"))?
+            .file();
         let bytes = file.map(|file| file.as_os_str().as_encoded_bytes().to_vec());
         let text = bytes.map(CString::new).transpose();
         let text = text.map_err(|_| Error::invalid_argument("the path of the log has a zero byte"))?;
@@ -105,7 +107,7 @@ pub unsafe extern "C" fn millpond_binning_bin(
 ) -> Status {
     with_resource(resource, |resource| {
         let layer = downcast::<BinningMemoryResource<AnyResource>>(resource);
-        let layer = layer.ok_or_else(|| lacks(resource, "is an outermost `binning`"))?;
+        let layer = layer.ok_or_else(|| unsupported(resource, "is not `binning`"))?;
         let found = layer.given().nth(bin);
         let given = found.and_then(|(_, of_bin)| of_bin.cloned());
         let given = given.map_or(null_mut(), |given| Box::into_raw(Box::new(Resource::new(given))));
@@ -131,7 +133,7 @@ pub unsafe extern "C" fn millpond_resource_upstream(
     with_resource(resource, |resource| {
         let below = resource.upstream().map(|below| {
             let owned = handle_of(below);
-            owned.ok_or_else(|| lacks(resource, "shares its upstream"))
+            owned.ok_or_else(|| unsupported(resource, "gives out no handle of its upstream"))
         });
         match below.transpose()? {
             // SAFETY: the caller's promise.
@@ -287,6 +289,10 @@ pub unsafe extern "C" fn millpond_resource_async_view(
         // SAFETY: the caller's promise.
         unsafe { put_handle(resource, Resource::built(CudaAsyncViewMemoryResource::new(pool)?.into_any())) }
     })
+}
+
+fn unsupported(resource: &AnyResource, what: &str) -> Error {
+    Error::new(ErrorKind::Unsupported, format!("the outermost layer of `{resource}` {what}"))
 }
 
 fn lacks(resource: &AnyResource, what: &str) -> Error {

@@ -66,6 +66,6 @@ pub(crate) fn check_taken(ptr: DevicePtr, free: impl FnOnce()) -> Result<()> {
         return Ok(());
     }
     let last = CALLS.try_with(|calls| calls.borrow().last().cloned().flatten()).ok().flatten();
-    let why = last.map_or_else(|| format!("{ptr} was refused"), |misuse| misuse.to_string());
+    let why = last.map_or_else(|| format!("the free of {ptr} was refused"), |misuse| misuse.to_string());
     Err(Error::invalid_argument(why))
 }

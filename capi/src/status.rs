@@ -92,7 +92,8 @@ pub(crate) fn begin_last_message(text: &str) {
 
 fn remember_panic(panic: &(dyn Any + Send)) {
     let text = panic.downcast_ref::<&str>().copied();
-    let text = text.or_else(|| panic.downcast_ref().map(String::as_str)).unwrap_or("a panic without text");
+    let text =
+        text.or_else(|| panic.downcast_ref().map(String::as_str)).unwrap_or("a panic without a message");
     let message = c_string(&format!("a bug in millpond, please report it: {text}"));
     let _ = LAST.try_with(|slot| slot.replace(LastError { message, ..LastError::default() }));
 }

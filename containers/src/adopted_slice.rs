@@ -134,7 +134,7 @@ impl<T> AdoptedSlice<T> {
 }
 
 fn gone() -> Error {
-    Error::invalid_argument("the slice was already freed or given back")
+    Error::invalid_argument("the adopted slice was already freed or taken out")
 }
 
 /// A container leaves the memory here if it was taken apart, or if it could not be ordered when it was

@@ -274,7 +274,8 @@ impl<R: DeviceMemoryResource> DeviceBuffer<R> {
     /// # Errors
     /// The errors of [`DeviceVec::cuda_view`].
     pub fn cuda_view<'a>(&'a self, stream: &'a Arc<CudaStream>) -> Result<CudaBufferView<'a, u8>> {
-        let len = usize::try_from(self.len()).map_err(|_| Error::invalid_argument("too many bytes"))?;
+        let len = usize::try_from(self.len())
+            .map_err(|_| Error::invalid_argument("this host cannot address that many bytes"))?;
         CudaBufferView::checked(self, len, stream)
     }
 

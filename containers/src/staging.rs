@@ -112,8 +112,8 @@ impl HostStaging {
         }
         if call(&*self.shared.driver, |driver| driver.stream_is_capturing(stream))? {
             return Err(Error::invalid_argument(
-                "a copy through staging memory cannot be a part of a graph; make it before the capture \
-                 begins, or after its end",
+                "a copy through staging memory cannot be a part of a graph; make the copy before the capture \
+                 begins, or after the capture ends",
             ));
         }
         Ok(())
@@ -236,7 +236,7 @@ impl Drop for Shared {
         let _captures = CaptureModeGuard::relaxed(&*self.driver);
         // A block that the device may still use is leaked. A lost device has freed its memory.
         let warn = |error| {
-            tracing::debug!(target: "millpond::containers", %error, "staging memory was not given back");
+            tracing::debug!(target: "millpond::containers", %error, "staging memory was not freed");
         };
         self.await_unmarked().unwrap_or_else(warn);
         for block in mem::take(self.idle.get_mut()) {
@@ -298,8 +298,8 @@ impl<T: Pod> HostCopy<T> {
     pub fn wait_into(self, values: &mut [T]) -> Result<()> {
         if values.len() != self.len {
             return Err(Error::invalid_argument(format!(
-                "{} values were copied from the device, but there is room for {}; pass a slice of that \
-                 length",
+                "the copy has length {}, but the slice has length {}; pass a slice of the same length as the \
+                 copy",
                 self.len,
                 values.len()
             )));

@@ -30,7 +30,7 @@ pub struct StreamPool {
 }
 
 impl StreamPool {
-    /// The usual number of streams in a pool.
+    /// A usual number of streams for a pool, for callers of [`new`](Self::new).
     pub const DEFAULT_LEN: usize = 16;
 
     /// Creates a pool of `len` streams on the driver's device.

@@ -27,9 +27,8 @@ pub enum ErrorKind {
     Unsupported,
     /// The driver reported an error.
     Driver,
-    /// The device is lost, for one of two reasons. An earlier driver error lost the device for this process.
-    /// Or the device's context was reset, and everything made before the reset is lost. The message names the
-    /// reason.
+    /// The resource can no longer be used, for one of two reasons. Either an earlier driver error made the
+    /// device unusable for this process, or the device's context was reset. The message names the reason.
     Poisoned,
     /// Reading or writing a file failed.
     Io,
@@ -99,7 +98,7 @@ impl Error {
     pub fn poisoned() -> Self {
         Self::new(
             ErrorKind::Poisoned,
-            "an earlier driver error lost the device for this process; restart the process",
+            "after an earlier driver error, this process can no longer use the device; restart the process",
         )
     }
 
@@ -108,8 +107,9 @@ impl Error {
     pub fn context_reset() -> Self {
         Self::new(
             ErrorKind::Poisoned,
-            "the device's context was reset (cuDevicePrimaryCtxReset, cudaDeviceReset, Numba's cuda.close()) \
-             and everything made before is lost; open the device again, and make new resources and streams",
+            "the device's context was reset (cuDevicePrimaryCtxReset, cudaDeviceReset, Numba's \
+             cuda.close()), and everything made before the reset is lost; open the device again, and make \
+             new resources and streams",
         )
     }
 
@@ -377,7 +377,7 @@ impl From<DriverError> for Error {
         };
         let advice = match error.code() {
             DriverError::INVALID_HANDLE => HANDLE_ADVICE,
-            _ if error.is_sticky() => "the device is lost for this process; restart the process",
+            _ if error.is_sticky() => "this process can no longer use the device; restart the process",
             _ if error.is_capture_refusal() => CAPTURE_ADVICE,
             _ => "",
         };
@@ -392,7 +392,7 @@ const CAPTURE_ADVICE: &str = "this call is not possible while a graph is being c
 
 /// The remedy when the driver does not know a stream or an event.
 const HANDLE_ADVICE: &str =
-    "a stream, an event or a pool that the call names was destroyed; keep it until its last use";
+    "a stream, event or pool that this call uses was destroyed; keep each of them until its last use";
 
 impl From<std::io::Error> for Error {
     fn from(error: std::io::Error) -> Self {

@@ -32,3 +32,9 @@ pub fn format_bytes(bytes: u64) -> String {
     }
     "0B".to_owned()
 }
+
+/// Formats a number with a noun, as in `1 block` and `2 blocks`.
+pub(crate) fn counted(number: u64, noun: &str) -> String {
+    let plural = if number == 1 { "" } else { "s" };
+    format!("{number} {noun}{plural}")
+}

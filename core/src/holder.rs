@@ -2,14 +2,14 @@
 
 use std::fmt;
 
-use crate::format_bytes;
+use crate::format::{counted, format_bytes};
 
 /// A group of live blocks whose allocations have the same tag and the same backtrace.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct Holder {
-    /// The tag that the allocating thread had set; `None` without a tag.
+    /// The tag that the allocating thread had set; `None` if the thread had set no tag.
     pub tag: Option<String>,
     /// The backtrace of the allocations; `None` if no backtraces were recorded.
     pub backtrace: Option<String>,
@@ -29,13 +29,13 @@ pub(crate) fn write_holders(f: &mut fmt::Formatter<'_>, holders: &[Holder]) -> f
     }
     match holders.len().saturating_sub(NAMED) {
         0 => Ok(()),
-        more => write!(f, "\n  and {more} more holders"),
+        more => write!(f, "\n  and {}", counted(more as u64, "more holder")),
     }
 }
 
 impl fmt::Display for Holder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} in {} blocks, allocated", format_bytes(self.bytes), self.blocks)?;
+        write!(f, "{} in {}, allocated", format_bytes(self.bytes), counted(self.blocks, "block"))?;
         match &self.tag {
             Some(tag) => write!(f, " for `{tag}`")?,
             None if self.backtrace.is_none() => f.write_str(" without a tag")?,

@@ -3,9 +3,10 @@
 use std::fmt;
 
 use crate::driver::call;
+use crate::format::{counted, format_bytes};
 use crate::{
     DeviceMemoryResource, DevicePtr, FreeMemory, Holder, MemoryInfo, MemoryMap, ResourceStatistics,
-    find::stack_of, format_bytes, holder::write_holders, provide::as_trait,
+    find::stack_of, holder::write_holders, provide::as_trait,
 };
 
 /// Reports the memory of a stack, layer by layer. For each layer, the report shows live memory, free memory
@@ -190,11 +191,11 @@ impl fmt::Display for LayerMemory {
         write!(f, "{}:", self.layer)?;
         if let Some(known) = self.statistics {
             let (in_use, peak) = (format_bytes(known.bytes_in_use), format_bytes(known.peak_bytes_in_use));
-            write!(f, " {in_use} in use in {} blocks, peak {peak}", known.blocks_in_use)?;
+            write!(f, " {in_use} in use in {}, peak {peak}", counted(known.blocks_in_use, "block"))?;
             if known.bytes_reserved > known.bytes_in_use {
                 write!(
                     f,
-                    "; {} held, {} free, largest free block {}, {:.1} % fragmented",
+                    "; {} reserved, {} free, largest free block {}, {:.1} % fragmented",
                     format_bytes(known.bytes_reserved),
                     format_bytes(known.bytes_free()),
                     format_bytes(known.largest_free_block),
@@ -202,7 +203,7 @@ impl fmt::Display for LayerMemory {
                 )?;
             }
             if known.misuses > 0 {
-                write!(f, "; {} wrong frees refused", known.misuses)?;
+                write!(f, "; {} refused", counted(known.misuses, "wrong free"))?;
             }
         }
         let sizes = [
@@ -223,15 +224,16 @@ impl fmt::Display for LayerMemory {
                 Some(stream) => write!(f, "\n  free for stream {stream:#x}")?,
                 None => f.write_str("\n  free for any stream")?,
             }
-            write!(f, ": {bytes} in {} blocks, the largest {largest}", free.blocks)?;
+            write!(f, ": {bytes} in {}, the largest {largest}", counted(free.blocks, "block"))?;
         }
         for scope in &self.scopes {
             let (in_use, held) = (format_bytes(scope.bytes_in_use), format_bytes(scope.bytes_held));
-            write!(f, "\n  scope {}: {in_use} in use in {} blocks, {held} held", scope.id, scope.blocks)?;
+            let blocks = counted(scope.blocks, "block");
+            write!(f, "\n  scope {}: {in_use} in use in {blocks}, {held} reserved", scope.id)?;
             match (scope.has_ended, scope.open_streams) {
-                (true, _) => f.write_str("; it has ended")?,
+                (true, _) => f.write_str("; the scope has ended")?,
                 (false, 0) => {}
-                (false, streams) => write!(f, "; open on {streams} streams")?,
+                (false, streams) => write!(f, "; open on {}", counted(streams as u64, "stream"))?,
             }
         }
         write_holders(f, &self.holders)

@@ -29,8 +29,8 @@ pub enum MisuseKind {
     },
     /// The block belongs to the memory of another device.
     WrongDevice,
-    /// The stream was destroyed before the call. The resource does not refuse this call: it waits for all
-    /// work on the device, and then takes the block back.
+    /// The stream was destroyed before the call. The resource does not refuse this call. The block becomes
+    /// free after all work on the device has ended.
     DeadStream,
 }
 
@@ -68,12 +68,12 @@ impl Misuse {
 impl fmt::Display for Misuse {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { kind, ptr, bytes, stream, resource } = self;
-        let what = if *kind == MisuseKind::DeadStream { "took back" } else { "refused to deallocate" };
+        let what = if *kind == MisuseKind::DeadStream { "deallocated" } else { "refused to deallocate" };
         write!(f, "{what} {ptr} ({bytes} bytes, stream {stream}) in `{resource}`: ")?;
         match kind {
             MisuseKind::DeadStream => f.write_str(
-                "the stream was destroyed before the call, so the block waits for all work of the device; \
-                 pass a stream that is alive and is ordered after the block's uses",
+                "the stream was destroyed before the call, so the block becomes free only after all work on \
+                 the device has ended; pass a stream that is alive and is ordered after the block's uses",
             ),
             MisuseKind::ForeignPointer => f.write_str(
                 "no live block of this resource starts there: the block is another resource's, or was freed \

@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use crate::format::counted;
 use crate::holder::{Holder, write_holders};
 use crate::{DevicePtr, Layout, MemoryInfo, StreamRef, format_bytes};
 
@@ -20,7 +21,7 @@ use crate::{DevicePtr, Layout, MemoryInfo, StreamRef, format_bytes};
 /// report.short_bytes = Some(1 << 20);
 /// report.remedies.push(Remedy::raise_maximum(1 << 20, true));
 /// let error = Error::out_of_memory(layout, stream).with_report(report);
-/// assert!(error.to_string().contains("it was 1MiB short"));
+/// assert!(error.to_string().contains("1MiB more is needed"));
 /// let report = error.out_of_memory_report().expect("it was added");
 /// assert!(report.remedies.iter().any(|remedy| remedy.suffices));
 /// ```
@@ -118,7 +119,7 @@ pub struct LiveBlock {
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct Remedy {
-    /// The change.
+    /// The change that would have helped.
     #[cfg_attr(feature = "serde", serde(flatten))]
     pub action: RemedyAction,
     /// Whether this remedy alone is enough. If `suffices` is `false`, the request also needs all other
@@ -146,12 +147,12 @@ pub enum RemedyAction {
     /// Allocate outside the capture. The resource can then synchronise with the device, and merge the free
     /// blocks of all streams. Together these blocks have `free_bytes`.
     MergeStreams {
-        /// The free bytes of all streams.
+        /// The free bytes of all streams together.
         free_bytes: u64,
     },
     /// Raise the limit of the resource by `bytes`.
     RaiseMaximum {
-        /// The number of missing bytes.
+        /// The number of bytes to add to the limit.
         bytes: u64,
     },
     /// Free `bytes` of the device memory that other resources or other processes hold.
@@ -277,7 +278,7 @@ impl OutOfMemoryReport {
             facts.push(format!("{} are in use", format_bytes(self.live_bytes)));
         } else if self.held_bytes > 0 || self.live_blocks > 0 {
             facts.push(format!(
-                "it holds {}: {} in use in {}, {} free, largest free block {}",
+                "the resource holds {}: {} in use in {}, {} free, largest free block {}",
                 format_bytes(self.held_bytes),
                 format_bytes(self.live_bytes),
                 counted(self.live_blocks, "block"),
@@ -285,7 +286,7 @@ impl OutOfMemoryReport {
                 format_bytes(self.largest_free_block)
             ));
         }
-        facts.extend(self.maximum_bytes.map(|bytes| format!("its maximum is {}", format_bytes(bytes))));
+        facts.extend(self.maximum_bytes.map(|bytes| format!("the maximum is {}", format_bytes(bytes))));
         for (name, memory) in [("device", self.device), ("host", self.host)] {
             let has = |MemoryInfo { free, total }: MemoryInfo| {
                 format!("the {name} has {} free of {}", format_bytes(free), format_bytes(total))
@@ -349,7 +350,7 @@ impl OutOfMemoryReport {
 impl fmt::Display for OutOfMemoryReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.short_bytes {
-            Some(bytes) => write!(f, "it was {} short", format_bytes(bytes))?,
+            Some(bytes) => write!(f, "{} more is needed", format_bytes(bytes))?,
             None if self.is_impossible => f.write_str("freeing memory would not help")?,
             None if self.is_capturing => f.write_str(
                 "no free block is large enough, and the resource cannot wait for other streams while a graph \
@@ -366,7 +367,7 @@ impl fmt::Display for OutOfMemoryReport {
             if let Some(upstream) = level {
                 write!(
                     f,
-                    "\n  the resource below, which refused {}:",
+                    "\n  the resource below, which refused a request for {}:",
                     format_bytes(upstream.requested_bytes)
                 )?;
             }
@@ -424,11 +425,6 @@ impl fmt::Display for RemedyAction {
             ),
         }
     }
-}
-
-fn counted(number: u64, what: &str) -> String {
-    let plural = if number == 1 { "" } else { "s" };
-    format!("{number} {what}{plural}")
 }
 
 /// A stream as [`StreamRef`] prints it.

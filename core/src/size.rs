@@ -143,7 +143,7 @@ pub fn parse_bytes(text: &str) -> Result<u64> {
     if !number.is_empty() && number.bytes().all(|b| b.is_ascii_digit()) {
         return Err(fail("it is larger than 16 EiB"));
     }
-    let value: f64 = number.parse().map_err(|_| fail("it does not start with a number"))?;
+    let value: f64 = number.parse().map_err(|_| fail("it does not start with a valid number"))?;
     let bytes = (value * scale as f64).round();
     if bytes >= u64::MAX as f64 {
         return Err(fail("it is larger than 16 EiB"));

@@ -233,7 +233,7 @@ impl FromStr for DeviceSpec {
                     _ => Err(fail("a simulated device has at most 16 TiB")),
                 }
             }
-            _ => Err(fail("the kind before the colon is none of `cuda`, `sim` and `own`")),
+            _ => Err(fail("the kind before the colon must be `cuda`, `sim` or `own`")),
         }
     }
 }

@@ -42,7 +42,7 @@ impl Unserved {
     pub fn in_words(&self) -> String {
         let missing = match self.missing_bytes {
             0 => "although enough memory was free".to_owned(),
-            missing => format!("{} short", format_bytes(missing)),
+            missing => format!("{} more was needed", format_bytes(missing)),
         };
         format!("{} at line {}, {missing}", format_bytes(self.bytes), self.line)
     }

@@ -14,7 +14,7 @@ pub enum Error {
     /// The log, or one row of it, cannot be read.
     #[error(transparent)]
     Log(#[from] LogError),
-    /// A stack or a device is wrong, or it failed.
+    /// A stack or a device is invalid, or a call of it failed.
     #[error(transparent)]
     Stack(#[from] millpond_core::Error),
     /// The temporary file or a thread of the replay could not be created.

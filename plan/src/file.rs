@@ -10,7 +10,7 @@ use millpond_planning::ProgramPlan;
 use crate::following::Following;
 
 /// How to get a plan.
-pub(crate) const ADVICE: &str = "`millpond-replay plan LOG -o FILE.plan` makes one from a log";
+pub(crate) const ADVICE: &str = "`millpond-replay plan LOG -o FILE.plan` makes a plan from a log";
 
 /// Reads a plan from a file.
 pub(crate) fn read(path: &Path) -> Result<ProgramPlan> {

@@ -334,7 +334,10 @@ impl<R: DeviceMemoryResource> PlanMemoryResource<R> {
         }
         // Plain memory is freed in any case, because its free waits by itself.
         if !has_waited && self.upstream.is_stream_ordered() {
-            tracing::warn!(target: "millpond::driver", "a plan's memory stays allocated upstream");
+            tracing::warn!(
+                target: "millpond::driver",
+                "cannot wait for the device, so a plan's memory stays allocated upstream"
+            );
             return;
         }
         for (base, bytes) in lanes {

@@ -283,8 +283,9 @@ fn row(line: usize, fields: &StringRecord, columns: &[Column]) -> Result<Minimal
         fields: StringRecord::new(),
     };
     if fields.len() != columns.len() {
+        let noun = if fields.len() == 1 { "field" } else { "fields" };
         let what =
-            format!("the row has {} fields, but the header has {} columns", fields.len(), columns.len());
+            format!("the row has {} {noun}, but the header has {} columns", fields.len(), columns.len());
         return Err(CsvError::new(line, what));
     }
     for (field, &column) in fields.iter().zip(columns) {

@@ -175,7 +175,7 @@ fn parts<R: BufRead>(lines: &mut Lines<R>) -> Result<PlanParts, ProgramPlanError
     }
     match lines.next()? {
         None => Ok(parts),
-        Some(_) => Err(lines.wrong(format!("the file continues after its {count} allocations"))),
+        Some(_) => Err(lines.wrong("the file continues after its last allocation")),
     }
 }
 
@@ -197,7 +197,7 @@ fn allocation(row: &str) -> Result<PlannedAllocation, String> {
     let fields: Vec<&str> = row.split(' ').collect();
     let [bytes, stream, life, offset] = fields[..] else {
         return Err(format!(
-            "the line has {} words, but it should have the 4 words of `{COLUMNS}`",
+            "the line needs 4 words, as in `{COLUMNS}`, but the number of its words is {}",
             fields.len()
         ));
     };
@@ -206,7 +206,7 @@ fn allocation(row: &str) -> Result<PlannedAllocation, String> {
         ("-", _) | (_, "-") => return Err("life and offset must both be `-`, or both be numbers".to_owned()),
         _ => {
             let life = u32::try_from(number(life)?).ok().and_then(|life| life.try_into().ok());
-            let life = life.ok_or("a life must be at least 1 and fit into 32 bits")?;
+            let life = life.ok_or("life must be at least 1 and fit into 32 bits")?;
             Some(PlannedSlot { life, offset: number(offset)? })
         }
     };

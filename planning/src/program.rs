@@ -208,10 +208,9 @@ fn one(parts: &PlanParts, allocation: &PlannedAllocation, streams: &mut usize) -
         return Err(format!("{bytes} bytes are not a positive multiple of the alignment {alignment}"));
     }
     let Some(&lane) = parts.lanes.get(stream as usize) else {
-        return Err(format!(
-            "there is no stream {stream}; the {} streams are numbered from 0",
-            parts.lanes.len()
-        ));
+        let lanes = parts.lanes.len();
+        let noun = if lanes == 1 { "stream" } else { "streams" };
+        return Err(format!("there is no stream {stream}; the plan has {lanes} {noun}, numbered from 0"));
     };
     if stream as usize > *streams {
         return Err(format!("stream {stream} comes before stream {streams}; number streams by first use"));

@@ -53,7 +53,7 @@ impl fmt::Display for Invalid {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Count { blocks, offsets } => {
-                write!(f, "there are {offsets} offsets for {blocks} blocks")
+                write!(f, "the number of offsets is {offsets}, but the number of blocks is {blocks}")
             }
             Self::Misaligned { block, offset, alignment } => {
                 write!(f, "block {block} lies at {offset}, which is not a multiple of {alignment}")

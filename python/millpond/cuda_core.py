@@ -95,8 +95,8 @@ def memory_resource(stack: StackLike = None, device: FrameworkDevice = None) -> 
     """Return a `cuda.core.MemoryResource` that takes memory from a device's stack.
 
     Args:
-        stack: The stack as text, or a resource. It becomes the device's default. None keeps the default. If
-            the default is plain CUDA memory, `cuda+pool` replaces it.
+        stack: The stack as text, or a resource. It becomes the device's default. With None, the device keeps
+            its default, but `cuda+pool` replaces plain CUDA memory.
         device: A device of millpond or cuda.core, or its number; None means the current device.
 
     Returns:
@@ -119,8 +119,8 @@ def use(stack: StackLike = None, device: FrameworkDevice = None) -> Any:
     """Use a stack as the `memory_resource` of a cuda.core device.
 
     Args:
-        stack: The stack as text, or a resource. It becomes the device's default. None keeps the default. If
-            the default is plain CUDA memory, `cuda+pool` replaces it.
+        stack: The stack as text, or a resource. It becomes the device's default. With None, the device keeps
+            its default, but `cuda+pool` replaces plain CUDA memory.
         device: A device of millpond or cuda.core, or its number; None means the current device.
 
     Returns:

@@ -263,7 +263,8 @@ def allocator(size: int) -> Any:
 
     Raises:
         ImportError: CuPy is not installed.
-        cupy.cuda.memory.OutOfMemoryError: There is no memory. Its `__cause__` has millpond's report.
+        cupy.cuda.memory.OutOfMemoryError: The stack is out of memory. The error's `__cause__` has millpond's
+            report.
 
     Example:
         >>> import cupy, millpond.cupy  # doctest: +SKIP
@@ -283,8 +284,7 @@ def use(stack: StackLike = None) -> None:
 
     Args:
         stack: The stack as text or, if the program uses one device, a resource. It becomes the default of
-            each device. None keeps each device's default. If a default is plain CUDA memory, `cuda+pool`
-            replaces it.
+            each device. With None, each device keeps its default, but `cuda+pool` replaces plain CUDA memory.
 
     Raises:
         ImportError: CuPy is not installed.
@@ -329,7 +329,7 @@ def record_stream(array: Any, stream: StreamLike) -> None:
 
     Args:
         array: The `cupy.ndarray`.
-        stream: The stream of the work.
+        stream: The other stream, whose work uses the array.
 
     Raises:
         InvalidArgumentError: The array's memory is not from millpond.

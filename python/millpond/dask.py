@@ -56,13 +56,13 @@ def configure(worker: Any, stack: str | None = None, frameworks: Iterable[str] =
 
     Args:
         worker: The `distributed.Worker`.
-        stack: The text of the stack, such as "cuda+pool". None keeps the device's default. If the default is
-            plain CUDA memory, `cuda+pool` replaces it.
-        frameworks: The libraries that take memory from the stack: "numba", "cupy", "torch", "rmm",
-            "cuda_core".
+        stack: The text of the stack, such as "cuda+pool". With None, the device keeps its default, but
+            `cuda+pool` replaces plain CUDA memory.
+        frameworks: The names of the libraries that take memory from the stack. Known names are "numba",
+            "cupy", "torch", "rmm" and "cuda_core".
 
     Raises:
-        ValueError: `frameworks` names another library.
+        ValueError: `frameworks` names a library that millpond does not support.
         ImportError: A library is not installed.
         StackError: `stack` is malformed.
 
@@ -97,7 +97,7 @@ class MillpondPlugin(_distributed.WorkerPlugin):  # type: ignore[misc]
 
     Args:
         stack: The text of the stack, as for `configure`.
-        frameworks: The libraries that take memory from the stack, as for `configure`.
+        frameworks: The names of the libraries that take memory from the stack, as for `configure`.
 
     Example:
         >>> import millpond.dask
@@ -149,7 +149,7 @@ def setup(client: Any, stack: str | None = None, frameworks: Iterable[str] = ())
     Args:
         client: The `distributed.Client` of the cluster.
         stack: The text of the stack, as for `configure`.
-        frameworks: The libraries that take memory from the stack, as for `configure`.
+        frameworks: The names of the libraries that take memory from the stack, as for `configure`.
 
     Returns:
         The result of `client.register_plugin`: the answer of each worker.

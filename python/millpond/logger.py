@@ -111,7 +111,7 @@ def set_flush_level(level: level_enum) -> None:
     libmillpond writes each message at once.
 
     Args:
-        level: The level.
+        level: The level that `get_flush_level` then returns.
 
     Raises:
         TypeError: `level` is not a `level_enum`.

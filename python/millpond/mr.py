@@ -199,7 +199,7 @@ def stack(text: str, device: Device | None = None) -> DeviceMemoryResource:
     Raises:
         StackError: The text is malformed, or names a layer or an option that does not exist.
         UnsupportedError: The device does not support this stack.
-        OutOfMemoryError: The device has no memory for a layer's initial size.
+        OutOfMemoryError: The device has too little memory for a layer's initial size.
 
     Example:
         >>> import millpond
@@ -234,7 +234,7 @@ class CudaMemoryResource(_Base):
         device: The device; None means the current device.
 
     Raises:
-        NoDeviceError: There is no device.
+        NoDeviceError: No device is available.
 
     Example:
         >>> import millpond
@@ -252,7 +252,7 @@ class ManagedMemoryResource(_Base):
         device: The device; None means the current device.
 
     Raises:
-        NoDeviceError: There is no device.
+        NoDeviceError: No device is available.
         UnsupportedError: The device has no managed memory.
 
     Example:
@@ -272,7 +272,7 @@ class PinnedHostMemoryResource(_Base):
         device: The device; None means the current device.
 
     Raises:
-        NoDeviceError: There is no device.
+        NoDeviceError: No device is available.
 
     Example:
         >>> import millpond
@@ -290,7 +290,7 @@ class SystemMemoryResource(_Base):
         device: The device; None means the current device.
 
     Raises:
-        NoDeviceError: There is no device.
+        NoDeviceError: No device is available.
         UnsupportedError: The device cannot access this memory.
 
     Example:
@@ -310,7 +310,7 @@ class SamHeadroomMemoryResource(DeviceMemoryResource):
         device: The device; None means the current device.
 
     Raises:
-        NoDeviceError: There is no device.
+        NoDeviceError: No device is available.
         UnsupportedError: The device cannot access this memory.
         ValueError: `headroom` is not a size.
 
@@ -336,9 +336,10 @@ class CudaAsyncMemoryResource(DeviceMemoryResource):
         device: The device; None means the current device.
 
     Raises:
-        UnsupportedError: The device has no such pools, or does not support `enable_ipc` or `enable_fabric`.
+        UnsupportedError: The device has no stream-ordered pools, or does not support `enable_ipc` or
+            `enable_fabric`.
         ValueError: A size is malformed.
-        OutOfMemoryError: The device has no memory for `initial_pool_size`.
+        OutOfMemoryError: The device has too little memory for `initial_pool_size`.
 
     Example:
         >>> import millpond
@@ -386,7 +387,7 @@ class CudaAsyncManagedMemoryResource(_Base):
         device: The device; None means the current device.
 
     Raises:
-        UnsupportedError: The driver or the device has no such pool.
+        UnsupportedError: The driver or the device does not support pools of managed memory.
 
     Example:
         >>> import millpond
@@ -407,7 +408,7 @@ class CudaAsyncViewMemoryResource(DeviceMemoryResource):
         device: The device; None means the current device.
 
     Raises:
-        UnsupportedError: The device has no such pools.
+        UnsupportedError: The device has no stream-ordered pools.
 
     Example:
         >>> import millpond
@@ -438,7 +439,7 @@ class CallbackMemoryResource(DeviceMemoryResource):
         device: The device of the memory; None means the current device.
 
     Raises:
-        NoDeviceError: There is no device.
+        NoDeviceError: No device is available.
 
     Example:
         >>> import millpond
@@ -481,7 +482,7 @@ class PoolMemoryResource(UpstreamResourceAdaptor):
         TypeError: `upstream_mr` is None.
         ValueError: A size is malformed, `initial_pool_size` exceeds `maximum_pool_size`, or
             `maximum_pool_size` exceeds the device's memory.
-        OutOfMemoryError: `upstream_mr` has no memory for `initial_pool_size`.
+        OutOfMemoryError: `upstream_mr` has too little memory for `initial_pool_size`.
 
     Example:
         >>> import millpond
@@ -516,7 +517,7 @@ class ArenaMemoryResource(UpstreamResourceAdaptor):
     Raises:
         TypeError: `upstream_mr` is None.
         ValueError: `arena_size` is malformed.
-        OutOfMemoryError: `upstream_mr` has no memory for `arena_size`.
+        OutOfMemoryError: `upstream_mr` has too little memory for `arena_size`.
 
     Example:
         >>> import millpond
@@ -546,7 +547,7 @@ class FixedSizeMemoryResource(UpstreamResourceAdaptor):
     Raises:
         TypeError: `upstream_mr` is None.
         ValueError: `block_size` is malformed.
-        OutOfMemoryError: `upstream_mr` has no memory for the first blocks.
+        OutOfMemoryError: `upstream_mr` has too little memory for the first blocks.
 
     Example:
         >>> import millpond
@@ -577,7 +578,7 @@ class BinningMemoryResource(UpstreamResourceAdaptor):
 
     Raises:
         TypeError: `upstream_mr` is None.
-        ValueError: Only one exponent is given, or one is larger than 63.
+        ValueError: Only one exponent is given, or an exponent is larger than 63.
 
     Example:
         >>> import millpond
@@ -629,7 +630,7 @@ class BinningMemoryResource(UpstreamResourceAdaptor):
                 `allocation_size` bytes from the upstream resource.
 
         Raises:
-            ValueError: A bin cannot have this size.
+            ValueError: `allocation_size` is 0, too large, or the size of a bin that was added before.
 
         Example:
             >>> import millpond
@@ -995,7 +996,7 @@ class AlignedResourceAdaptor(UpstreamResourceAdaptor):
     Args:
         upstream_mr: The resource below.
         alignment: The alignment in bytes, a power of 2.
-        alignment_threshold: A size in bytes. The adaptor does not align smaller requests further.
+        alignment_threshold: A size in bytes. The adaptor passes smaller requests on unchanged.
 
     Raises:
         TypeError: `upstream_mr` is None.
@@ -1044,7 +1045,7 @@ class FallbackResourceAdaptor(UpstreamResourceAdaptor):
 
     Args:
         upstream_mr: The resource to try first.
-        to: The text of the other stack.
+        to: The text of the stack that serves a request if `upstream_mr` is out of memory.
 
     Raises:
         TypeError: `upstream_mr` is None.
@@ -1177,7 +1178,7 @@ def get_current_device_resource() -> DeviceMemoryResource:
     """Return the default resource of the thread's current device.
 
     Raises:
-        NoDeviceError: There is no device.
+        NoDeviceError: No device is available.
         StackError: The default comes from MILLPOND_STACK, and the stack's text is malformed.
 
     Example:
@@ -1232,7 +1233,7 @@ def get_current_device_resource_type() -> type[DeviceMemoryResource]:
     """Return the class of the default resource of the thread's current device.
 
     Raises:
-        NoDeviceError: There is no device.
+        NoDeviceError: No device is available.
 
     Example:
         >>> import millpond
@@ -1271,7 +1272,7 @@ def is_initialized() -> bool:
     """Return True, because every device has a default resource. Programs written for RMM call this function.
 
     Raises:
-        NoDeviceError: There is no device.
+        NoDeviceError: No device is available.
 
     Example:
         >>> import millpond
@@ -1285,7 +1286,7 @@ def available_device_memory() -> tuple[int, int]:
     """Return the free and the total memory of the current device, in bytes.
 
     Raises:
-        NoDeviceError: There is no device.
+        NoDeviceError: No device is available.
 
     Example:
         >>> import millpond
@@ -1302,9 +1303,9 @@ def register_reinitialize_hook(
     """Register a function to call before each `reinitialize`. The function registered last is called first.
 
     Args:
-        func: The function.
-        args: Its positional arguments.
-        kwargs: Its keyword arguments.
+        func: The function to register.
+        args: The positional arguments for `func`.
+        kwargs: The keyword arguments for `func`.
 
     Returns:
         `func`, so that `register_reinitialize_hook` works as a decorator.
@@ -1358,7 +1359,7 @@ def reinitialize(
         initial_pool_size: The size that the pool allocates at creation: bytes, a text such as "1GiB", or a
             share of the free memory such as "50%". None means half of the free memory.
         maximum_pool_size: The largest size of the pool: bytes, a text, or a share. None sets no limit.
-        devices: A device, its number, or several of them; None means device 0.
+        devices: One device, or several. Each is a device or its number. None means device 0.
         logging: Whether to log each call, as `LoggingResourceAdaptor` does.
         log_file_name: The path of the log; None means the path in MILLPOND_LOG_FILE or RMM_LOG_FILE.
         stack: The text of a stack. It replaces `pool_allocator`, `managed_memory` and the pool's sizes.
@@ -1366,7 +1367,7 @@ def reinitialize(
     Raises:
         NoDeviceError: There is no such device.
         ValueError: A size is malformed, or no file is named for the log.
-        OutOfMemoryError: A device has no memory for `initial_pool_size`.
+        OutOfMemoryError: A device has too little memory for `initial_pool_size`.
 
     Example:
         >>> import millpond

@@ -120,7 +120,7 @@ def record_stream(array: Any, stream: StreamLike) -> None:
 
     Args:
         array: The Numba device array.
-        stream: The stream of the work.
+        stream: The other stream, whose work uses the array.
 
     Raises:
         ValueError: The array's memory is not from millpond.
@@ -278,10 +278,10 @@ def use(stack: StackLike = None, driver: Any = None) -> None:
     """Use millpond as Numba's memory manager. Call this function before Numba first uses a device.
 
     Args:
-        stack: The stack as text, or a resource. It becomes the default of each device that Numba uses. None
-            keeps the default. If the default is plain CUDA memory, `DEFAULT_STACK` replaces it.
+        stack: The stack as text, or a resource. It becomes the default of each device that Numba uses. With
+            None, each device keeps its default, but `DEFAULT_STACK` replaces plain CUDA memory.
         driver: The driver module of one Numba package, to serve only this package. None serves each Numba
-            package that is already imported. If no package is imported, it serves numba-cuda.
+            package that is already imported. If no Numba package is imported, None serves numba-cuda.
 
     Raises:
         ImportError: numba-cuda is not installed.

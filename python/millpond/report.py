@@ -67,7 +67,7 @@ def memory_report(resource: Resource | None = None) -> MemoryReport:
         The report, with sizes in bytes.
 
     Raises:
-        MillpondError: libmillpond could not write the report.
+        MillpondError: libmillpond could not make the report.
 
     Example:
         >>> import millpond

@@ -43,8 +43,8 @@ def resource(stack: StackLike = None, device: FrameworkDevice = None) -> Any:
     """Return an RMM resource that takes memory from a device's stack.
 
     Args:
-        stack: The stack as text, or a resource. It becomes the device's default. None keeps the default. If
-            the default is plain CUDA memory, `cuda+pool` replaces it.
+        stack: The stack as text, or a resource. It becomes the device's default. With None, the device keeps
+            its default, but `cuda+pool` replaces plain CUDA memory.
         device: A device or its number; None means the current device.
 
     Returns:
@@ -93,8 +93,8 @@ def use(stack: StackLike = None, device: FrameworkDevice = None) -> Any:
     report.
 
     Args:
-        stack: The stack as text, or a resource. It becomes the device's default. None keeps the default. If
-            the default is plain CUDA memory, `cuda+pool` replaces it.
+        stack: The stack as text, or a resource. It becomes the device's default. With None, the device keeps
+            its default, but `cuda+pool` replaces plain CUDA memory.
         device: A device or its number; None means the current device.
 
     Returns:

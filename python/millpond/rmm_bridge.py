@@ -115,7 +115,7 @@ def _run(command: list[str], what: str) -> None:
     try:
         done = subprocess.run(command, capture_output=True, text=True)
     except OSError as error:
-        raise RuntimeError(f"{what} cannot be run ({error}); CXX names the C++ compiler") from error
+        raise RuntimeError(f"{what} cannot be run ({error}); set CXX to a C++ compiler") from error
     if done.returncode:
         said = (done.stderr or done.stdout)[-4000:]
         raise RuntimeError(f"{what} failed: {shlex.join(command)}\n{said}")
@@ -201,7 +201,8 @@ def load() -> ModuleType | None:
     try:
         return _import(file)
     except (ImportError, OSError, TypeError, ValueError) as error:  # RMM's classes may differ
-        warnings.warn(f"RMM's bridge cannot be loaded ({error}); delete {file.parent}", stacklevel=3)
+        advice = f"delete the folder {file.parent}"
+        warnings.warn(f"RMM's bridge cannot be loaded ({error}); {advice}", stacklevel=3)
         return None
 
 

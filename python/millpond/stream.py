@@ -16,7 +16,8 @@ class CudaStreamFlags(enum.IntEnum):
 
     Attributes:
         SYNC_DEFAULT: The stream and the legacy default stream wait for each other (`cudaStreamDefault`).
-        NON_BLOCKING: These two streams do not wait for each other (`cudaStreamNonBlocking`).
+        NON_BLOCKING: The stream and the legacy default stream do not wait for each other
+            (`cudaStreamNonBlocking`).
 
     Example:
         >>> import millpond
@@ -31,7 +32,8 @@ class StreamPool:
     """A fixed number of streams. `get_stream` returns them in turn.
 
     Args:
-        pool_size: The number of streams, at least 1. They are made at once, on the current device.
+        pool_size: The number of streams, at least 1. The new pool makes all its streams, on the current
+            device.
         flags: The flags of each stream.
 
     Raises:

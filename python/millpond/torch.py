@@ -74,8 +74,8 @@ def mem_pool(stack: StackLike = None, device: TorchDeviceLike = None) -> Any:
     When memory runs out, PyTorch raises its own `torch.OutOfMemoryError`.
 
     Args:
-        stack: The stack as text, or a resource. It becomes the device's default. None keeps the default. If
-            the default is plain CUDA memory, `cuda+pool` replaces it.
+        stack: The stack as text, or a resource. It becomes the device's default. With None, the device keeps
+            its default, but `cuda+pool` replaces plain CUDA memory.
         device: A device of PyTorch or millpond, its number, or a text such as "cuda:1". None means PyTorch's
             current device.
 
@@ -216,8 +216,8 @@ def use(stack: StackLike = None, device: TorchDeviceLike = None) -> None:
     text to decide whether to try a smaller batch.
 
     Args:
-        stack: The stack as text, or a resource. It becomes the device's default. None keeps the default. If
-            the default is plain CUDA memory, `cuda+pool` replaces it.
+        stack: The stack as text, or a resource. It becomes the device's default. With None, the device keeps
+            its default, but `cuda+pool` replaces plain CUDA memory.
         device: A device of PyTorch or millpond, its number, or a text such as "cuda:1". None means the
             default device.
 

@@ -34,7 +34,7 @@ use crate::view::View;
 ///     mr: The resource; None means the current device's default resource.
 ///
 /// Raises:
-///     OutOfMemoryError: The resource has no memory. This error is a `MemoryError`.
+///     OutOfMemoryError: The resource is out of memory. This error is a `MemoryError`.
 ///     OverflowError: `size` is negative.
 ///     TypeError: `stream` is not a stream, or `mr` is not a resource.
 ///     InvalidArgumentError: The stream and the memory belong to different devices.

@@ -97,7 +97,8 @@ pub(crate) fn ensure_default() {
 /// default device is cuda:0 or, on a machine without a GPU, a simulated H200.
 ///
 /// Args:
-///     name: "cuda:1" is a CUDA device, and "sim:8GiB" makes a simulated one. None means the current device.
+///     name: The device as text: "cuda:1" is a CUDA device, and "sim:8GiB" makes a simulated one. None means
+///         the current device.
 ///
 /// Raises:
 ///     NoDeviceError: There is no such device.
@@ -210,7 +211,7 @@ impl Device {
     /// Wait for all work on the device.
     ///
     /// Raises:
-    ///     DriverError: Earlier work failed.
+    ///     DriverError: Earlier work on the device failed.
     ///
     /// Example:
     ///     >>> import millpond
@@ -454,7 +455,7 @@ impl Stream {
     /// Wait for the stream's work.
     ///
     /// Raises:
-    ///     DriverError: Earlier work failed.
+    ///     DriverError: Earlier work on the device failed.
     ///
     /// Example:
     ///     >>> import millpond
@@ -470,7 +471,7 @@ impl Stream {
     /// Return whether the stream's work is done.
     ///
     /// Raises:
-    ///     DriverError: Earlier work failed.
+    ///     DriverError: Earlier work on the device failed.
     ///
     /// Example:
     ///     >>> import millpond

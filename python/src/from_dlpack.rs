@@ -19,8 +19,8 @@ use crate::tensor::{CUDA, CUDA_HOST, CUDA_MANAGED, EXTENSION, Foreign, ManagedVe
 ///
 /// Args:
 ///     obj: A contiguous tensor on a device of this process.
-///     stream: The stream of the buffer. It waits for the object's work. If you leave it out, the default
-///         stream is used.
+///     stream: The stream of the buffer. This stream waits for the earlier work on the tensor. If you leave
+///         it out, the default stream is used.
 ///
 /// Returns:
 ///     The buffer. Its `mr` is None.

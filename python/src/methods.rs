@@ -226,7 +226,7 @@ impl DeviceBuffer {
     ///     stream: The stream of the work. The default is the buffer's stream.
     ///
     /// Raises:
-    ///     OverflowError: `value` is not in this range.
+    ///     OverflowError: `value` is not from 0 to 255.
     ///     DriverError: The driver refused the operation.
     ///
     /// Example:
@@ -244,7 +244,7 @@ impl DeviceBuffer {
     /// Copy the buffer to new memory of the same resource, in the order of the buffer's stream.
     ///
     /// Raises:
-    ///     OutOfMemoryError: The resource has no memory.
+    ///     OutOfMemoryError: The resource is out of memory.
     ///     DriverError: The copy failed.
     ///
     /// Example:
@@ -275,7 +275,7 @@ impl DeviceBuffer {
     ///     stream: The stream of the copy to new memory. The default is the buffer's stream.
     ///
     /// Raises:
-    ///     OutOfMemoryError: The resource has no memory.
+    ///     OutOfMemoryError: The resource is out of memory.
     ///     BufferError: The memory belongs to another library.
     ///
     /// Example:
@@ -304,7 +304,7 @@ impl DeviceBuffer {
     ///     stream: The stream of the copy to new memory. The default is the buffer's stream.
     ///
     /// Raises:
-    ///     OutOfMemoryError: The resource has no memory.
+    ///     OutOfMemoryError: The resource is out of memory.
     ///     BufferError: The memory belongs to another library, and `new_size` exceeds its size.
     ///
     /// Example:
@@ -331,7 +331,7 @@ impl DeviceBuffer {
     ///     stream: The stream of the copy. The default is the buffer's stream.
     ///
     /// Raises:
-    ///     OutOfMemoryError: The resource has no memory for the smaller block.
+    ///     OutOfMemoryError: The resource has too little memory for the smaller block.
     ///     BufferError: The memory belongs to another library.
     ///
     /// Example:
@@ -350,7 +350,8 @@ impl DeviceBuffer {
     /// Move managed memory to the device or to the host, in stream order. Other memory does not move.
     ///
     /// Args:
-    ///     device: The number of the memory's own device, or -1 for the host. None means the device.
+    ///     device: The number of the memory's own device, or -1 for the host. None means the memory's own
+    ///         device.
     ///     stream: The stream of the work. The default, also for None, is the buffer's stream.
     ///
     /// Raises:
@@ -474,7 +475,7 @@ impl DeviceBuffer {
 ///     The buffer.
 ///
 /// Raises:
-///     OutOfMemoryError: The resource has no memory.
+///     OutOfMemoryError: The resource is out of memory.
 ///     TypeError: `b` does not support the buffer protocol.
 ///     BufferError: `b` is not contiguous.
 ///

@@ -236,7 +236,7 @@ impl Resource {
     ///     The address as a number.
     ///
     /// Raises:
-    ///     OutOfMemoryError: The resource has no memory. This error is a `MemoryError`.
+    ///     OutOfMemoryError: The resource is out of memory. This error is a `MemoryError`.
     ///     OverflowError: `nbytes` is negative.
     ///     InvalidArgumentError: `alignment` is invalid, or the stream belongs to another device.
     ///     TypeError: `stream` is not a stream.

@@ -136,7 +136,7 @@ def test_a_bridge_that_cannot_be_loaded_is_named(theirs, monkeypatch, tmp_path):
 def test_what_is_missing_is_named(theirs, monkeypatch, tmp_path):
     monkeypatch.setenv("MILLPOND_RMM_BRIDGE", str(tmp_path))
     monkeypatch.setenv("CXX", "no-such-compiler")
-    with pytest.raises(RuntimeError, match="no-such-compiler.*CXX names"):
+    with pytest.raises(RuntimeError, match="no-such-compiler.*set CXX"):
         rmm_bridge.build()
     monkeypatch.setattr(rmm_bridge, "_HEADERS", ("no_such_header.h",))
     with pytest.raises(RuntimeError, match="no_such_header.h were not found: pip install"):

@@ -36,8 +36,9 @@ pub(crate) const ENTRY: LayerEntry = LayerEntry {
         ),
         (
             "dump_log_on_failure",
-            "a file to which the arena writes its state when memory is out (default: none); `{pid}`, \
-             `{rank}` and `{device}` in the path stand for the process, its number in a job, and the device",
+            "a file to which the arena writes its state when it runs out of memory (default: no file); \
+             `{pid}`, `{rank}` and `{device}` in the path stand for the process, its number in a job, and \
+             the device",
         ),
     ],
     kind: LayerKind::ReadLayer(|params| {

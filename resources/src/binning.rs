@@ -132,7 +132,8 @@ impl BinningLayer {
         if let Some((min, max)) = self.exponents {
             if min > max || max > 40 {
                 return Err(Error::invalid_argument(format!(
-                    "there are no bins from 2^{min} to 2^{max} bytes; write for example min=18,max=22"
+                    "there are no bins from 2^{min} to 2^{max} bytes: min must be at most max, and max must \
+                     be at most 40; write for example min=18,max=22"
                 )));
             }
             self.bins.extend((min..=max).map(|exponent| (1 << exponent, None)));

@@ -109,7 +109,11 @@ pub fn set_per_device_resource(device: DeviceId, resource: AnyResource) -> Resul
         return Ok(before);
     }
     Ok(initial(device).unwrap_or_else(|error| {
-        tracing::warn!(target: "millpond::resources", %error, "building the replaced default resource");
+        tracing::warn!(
+            target: "millpond::resources",
+            %error,
+            "cannot build the previous default resource; returning plain CUDA memory in its place"
+        );
         plain(driver)
     }))
 }

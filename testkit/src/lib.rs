@@ -55,5 +55,5 @@ pub use several::Several;
 fn text_of(panic: &(dyn std::any::Any + Send)) -> String {
     let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
     text.or_else(|| panic.downcast_ref::<String>().cloned())
-        .unwrap_or_else(|| "a panic without text".to_owned())
+        .unwrap_or_else(|| "a panic without a message".to_owned())
 }

@@ -67,8 +67,8 @@ fn every_layer_says_what_it_knows() {
 
     let text = report.to_string();
     for part in [
-        "30MiB in 1 blocks, allocated for `data loader`",
-        "1000B in 1 blocks, allocated without a tag",
+        "30MiB in 1 block, allocated for `data loader`",
+        "1000B in 1 block, allocated without a tag",
         "limit: 256MiB",
         "largest block so far: 30MiB",
         "could be released now: ",
@@ -187,7 +187,7 @@ fn an_error_without_memory_names_the_holders() {
     let _tag = tag("activations");
     let block = stack.allocate_bytes(60 * MIB, S).unwrap();
     let mut error = stack.allocate_bytes(30 * MIB, S).unwrap_err();
-    assert!(error.to_string().contains("60MiB in 1 blocks, allocated for `activations`"), "{error}");
+    assert!(error.to_string().contains("60MiB in 1 block, allocated for `activations`"), "{error}");
     let report = error.take_out_of_memory_report().unwrap();
     assert_eq!(names_and_bytes(&report.holders), [(Some("activations"), 1, 60 * MIB)]);
     put(&stack, block, 60 * MIB, S);

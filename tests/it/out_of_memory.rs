@@ -104,11 +104,11 @@ fn a_report_is_data_and_an_error_is_one_pointer() {
 fn the_text_is_short_and_says_what_to_do() {
     let error = refusal("cuda+pool:max=20MiB");
     let expected = format!(
-        "out of memory for 12MiB on stream 0 of {} in `cuda+pool:max=20MiB`: it was 8MiB short
+        "out of memory for 12MiB on stream 0 of {} in `cuda+pool:max=20MiB`: 8MiB more is needed
   any of these would have helped:
   - raise the maximum by 8MiB
   - free this block: {} (16MiB)
-  it holds 16MiB: 16MiB in use in 1 block, 0B free, largest free block 0B; its maximum is 20MiB; \
+  the resource holds 16MiB: 16MiB in use in 1 block, 0B free, largest free block 0B; the maximum is 20MiB; \
          the device has 48MiB free of 64MiB
   [{}] #: in use, +: partly, .: free",
         bare_device(&error),
@@ -159,7 +159,7 @@ fn blocks_over_a_pool_take_over_what_the_pool_advises() {
     assert_eq!(blocks(said).len(), 1, "of the blocks above, not of the pool's");
     let below = said.upstream.as_ref().expect("the pool said something");
     assert_eq!((below.held_bytes, below.maximum_bytes), (8 * MIB, Some(8 * MIB)));
-    assert!(error.to_string().contains("the resource below, which refused 4MiB"), "{error}");
+    assert!(error.to_string().contains("the resource below, which refused a request for 4MiB"), "{error}");
 }
 
 /// Bins hold the pool's regions, which no caller has. The report names the callers' blocks in these regions.

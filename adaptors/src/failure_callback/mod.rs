@@ -135,9 +135,11 @@ impl<R: DeviceMemoryResource, F: Fn(&FailedRequest<'_>) -> bool> FailureCallback
                 other => return other,
             }
         }
-        let retries = self.max_retries;
-        Err(error
-            .context(format!("the request still failed after {retries} retries with the failure callback")))
+        let retries = match self.max_retries {
+            1 => "1 retry".to_owned(),
+            retries => format!("{retries} retries"),
+        };
+        Err(error.context(format!("the request still failed after {retries} with the failure callback")))
     }
 }
 

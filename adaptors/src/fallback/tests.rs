@@ -271,7 +271,7 @@ fn text_builds_it() {
     for (wrong, message) in [
         ("cuda+fallback", "needs another stack in parentheses; write for example `fallback:to=(managed)`"),
         ("cuda+fallback:to=managed", "is not a stack in parentheses"),
-        ("cuda+fallback:to=(pool)", "needs something below it"),
+        ("cuda+fallback:to=(pool)", "needs a resource below it"),
     ] {
         let error = build(wrong).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::InvalidStack, "{wrong}: {error}");

@@ -158,8 +158,8 @@ impl Status {
                 Report::Hung(seconds) => tracing::error!(
                     target: "millpond::logging",
                     log,
-                    "the allocation log's destination accepted nothing for {seconds} seconds; the last rows \
-                     are lost"
+                    "the allocation log's destination accepted no data for {seconds} s; the rows that were \
+                     not yet written are lost"
                 ),
             };
             // The reporting call is about memory: a subscriber's panic must not cost it its block.

@@ -85,7 +85,7 @@ pub struct RecordOptions {
     /// The largest number of events that the recorder keeps (default 100,000). Each event takes 64 bytes of
     /// host memory. New events overwrite the oldest events.
     pub events: usize,
-    /// The calls for which the recorder captures the call stack (default: none).
+    /// The calls for which the recorder captures the call stack (default: no calls).
     pub stacks: RecordStacks,
     /// The actions that the recorder skips, as bits (default 0). Bit `n` stands for the action at index `n`
     /// of [`Action::ALL`].

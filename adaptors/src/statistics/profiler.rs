@@ -162,7 +162,7 @@ impl ProfilerRecords {
 }
 
 /// A phase that is being measured; see [`ProfilerRecords::scope`].
-#[must_use = "the part ends when the scope is dropped"]
+#[must_use = "the phase ends when the scope is dropped"]
 pub struct ProfilerScope<'a> {
     records: &'a ProfilerRecords,
     counters: &'a dyn AllocationCounters,
@@ -175,7 +175,12 @@ impl Drop for ProfilerScope<'_> {
             Ok(counted) => self.records.add(std::mem::take(&mut self.name), &counted),
             Err(error) => {
                 let name = &self.name;
-                tracing::warn!(target: "millpond::adaptors", %name, %error, "nothing is recorded");
+                tracing::warn!(
+                    target: "millpond::adaptors",
+                    %name,
+                    %error,
+                    "the profiler cannot record this phase"
+                );
             }
         }
     }

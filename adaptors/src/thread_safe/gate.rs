@@ -163,7 +163,7 @@ impl Drop for Panics {
                 tracing::warn!(
                     target: "millpond::thread_safe",
                     %panic,
-                    "a free that one thread left to another thread's call panicked"
+                    "one thread freed a block for another thread, and the free panicked"
                 );
             };
             // The call that ends here has its block, or panics itself. It must not fail because a subscriber

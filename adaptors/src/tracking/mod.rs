@@ -141,12 +141,13 @@ impl Drop for Tracker {
         let leaks = self.ledger.outstanding();
         if !leaks.is_empty() {
             let (allocations, bytes) = (leaks.len(), self.ledger.bytes());
+            let were = if allocations == 1 { "allocation was" } else { "allocations were" };
             tracing::warn!(
                 target: "millpond::tracking",
                 stack = self.ledger.stack(),
                 allocations,
                 bytes,
-                "{allocations} allocations were never freed:\n{}",
+                "{allocations} {were} never freed:\n{}",
                 text(&leaks)
             );
         }

@@ -244,7 +244,7 @@ fn issue_9_a_bin_with_a_resource_of_its_own_is_in_the_text() {
         ("1MiB(cuda)(cuda)", "must follow the size"),
         ("1MiB(cuda)2MiB", "`/` is missing"),
         ("1MiB/", "is not a size"),
-        ("1MiB(pool)", "needs something below it"),
+        ("1MiB(pool)", "needs a resource below it"),
         ("1MiB(cuda+pol)", "there is no layer `pol`"),
     ] {
         let error = build(&format!("cuda+binning:bins={wrong}")).unwrap_err();

@@ -129,7 +129,10 @@ fn a_pool_is_a_memory_resource_of_cccl() {
         options.push(standard);
         let text = built_and_run(prefix.path(), "c++", &options, "memory_resource.cpp", &[]);
         assert!(text.starts_with("the same block: 1\nout of memory for 1PiB"), "{text}");
-        assert!(text.contains("\n3: invalid stack: there is no layer `pol`; there are cuda, "), "{text}");
+        assert!(
+            text.contains("\n3: invalid stack: there is no layer `pol`; the layers are cuda, "),
+            "{text}"
+        );
     }
 }
 

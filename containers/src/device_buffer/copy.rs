@@ -241,14 +241,15 @@ impl<R: DeviceMemoryResource> DeviceBuffer<R> {
             )));
         }
         usize::try_from(self.len / size)
-            .map_err(|_| Error::invalid_argument(format!("the host has no room for {} bytes", self.len)))
+            .map_err(|_| Error::invalid_argument(format!("this host cannot address {} bytes", self.len)))
     }
 
     fn checked_size(&self, offset: u64, host_bytes: usize) -> Result<u64> {
         let bytes = host_bytes as u64;
         if offset.checked_add(bytes).is_none_or(|end| end > self.len) {
             return Err(Error::invalid_argument(format!(
-                "{bytes} bytes on the host do not fit a buffer of {} bytes; resize it first",
+                "a copy of {bytes} bytes at offset {offset} does not fit into a buffer of {} bytes; resize \
+                 the buffer first",
                 self.len
             )));
         }

@@ -392,7 +392,11 @@ impl<R: DeviceMemoryResource> Drop for DeviceBuffer<R> {
             Err(error) if error.is_sticky() => self.stream_instead(),
             // Work of the destroyed stream may still use the memory, so the block must not be reused.
             Err(error) => {
-                tracing::error!(target: "millpond::containers", %error, "a buffer could not be given back");
+                tracing::error!(
+                    target: "millpond::containers",
+                    %error,
+                    "a buffer could not be freed; its memory is leaked"
+                );
                 return;
             }
         };

@@ -34,7 +34,7 @@ impl<T, R: DeviceMemoryResource> DeviceVec<T, R> {
             return Ok(index as u64 * Self::SIZE);
         }
         Err(Error::invalid_argument(format!(
-            "there is no value {index} in a vector of {} values, which are counted from 0; resize it first",
+            "index {index} is outside of the vector, whose length is {}; resize the vector first",
             self.len()
         )))
     }

@@ -133,7 +133,8 @@ fn values_are_read_into_memory_that_was_not_initialised() {
         assert_eq!(buffer.copy_to_uninit(&mut room).unwrap(), &[1, 2]);
         let mut room = vec![std::mem::MaybeUninit::<u8>::uninit(); 13];
         let error = buffer.copy_to_uninit(&mut room).unwrap_err();
-        let message = "13 bytes on the host do not fit a buffer of 12 bytes; resize it first";
+        let message = "a copy of 13 bytes at offset 0 does not fit into a buffer of 12 bytes; resize the \
+                       buffer first";
         assert_eq!((error.kind(), error.message()), (ErrorKind::InvalidArgument, message));
     });
 }

@@ -150,15 +150,13 @@ fn elements<T: Pod + PartialEq + Debug>(setting: &Setting, values: [T; 3]) {
         vec.element_ptr(5).map(drop).unwrap_err(),
     ];
     for error in errors {
-        let message =
-            "there is no value 5 in a vector of 5 values, which are counted from 0; resize it first";
+        let message = "index 5 is outside of the vector, whose length is 5; resize the vector first";
         assert_eq!((error.kind(), error.message()), (ErrorKind::InvalidArgument, message));
     }
     assert_eq!(vec.to_host().unwrap(), before);
     vec.resize(0, setting.stream()).unwrap();
     for error in [vec.first().map(drop).unwrap_err(), vec.last().map(drop).unwrap_err()] {
-        let message =
-            "there is no value 0 in a vector of 0 values, which are counted from 0; resize it first";
+        let message = "index 0 is outside of the vector, whose length is 0; resize the vector first";
         assert_eq!(error.message(), message);
     }
 }

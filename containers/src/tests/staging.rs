@@ -135,7 +135,7 @@ fn a_copy_says_when_it_is_done_and_how_long_it_is() {
     assert!(copy.is_done().unwrap());
     let error = copy.wait_into(&mut [0; 2]).unwrap_err();
     let message =
-        "3 values were copied from the device, but there is room for 2; pass a slice of that length";
+        "the copy has length 3, but the slice has length 2; pass a slice of the same length as the copy";
     assert_eq!((error.kind(), error.message()), (ErrorKind::InvalidArgument, message));
     let odd = buffer.copy_to_host_async::<[u8; 5]>(&staging).map(drop).unwrap_err();
     let message = "12 bytes are not a whole number of values of 5 bytes; resize the buffer, or read values \
@@ -154,7 +154,10 @@ fn copies_that_cannot_go_through_it_are_refused() {
     let elsewhere = HostStaging::new(SimDevice::new(SimConfig::h200()));
     let mut buffer = bench.filled(100, stream.as_ref());
     let too_much = buffer.copy_from_host_async(&[0_u8; 101], &staging).unwrap_err();
-    assert_eq!(too_much.message(), "101 bytes on the host do not fit a buffer of 100 bytes; resize it first");
+    assert_eq!(
+        too_much.message(),
+        "a copy of 101 bytes at offset 0 does not fit into a buffer of 100 bytes; resize the buffer first"
+    );
     let (own, other) = (bench.device.device(), elsewhere.device());
     let message = format!(
         "the staging memory belongs to {other}, but the buffer is on {own}; make staging memory for that \

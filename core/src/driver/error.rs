@@ -178,7 +178,7 @@ impl DriverError {
             907 => "CUDA_ERROR_CAPTURED_EVENT",
             908 => "CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD",
             999 => "CUDA_ERROR_UNKNOWN",
-            _ => "an error code that this version does not name",
+            _ => "an error code that this version of millpond does not know",
         }
     }
 }

@@ -41,7 +41,11 @@ impl Health {
         } else if error.is_sticky()
             && self.state.compare_exchange(WELL, LOST, Ordering::Relaxed, Ordering::Relaxed).is_ok()
         {
-            tracing::error!(target: "millpond::driver", %error, "the device is lost for this process");
+            tracing::error!(
+                target: "millpond::driver",
+                %error,
+                "this process can no longer use the device; restart the process"
+            );
         }
     }
 
@@ -50,7 +54,7 @@ impl Health {
         if self.state.swap(RESET, Ordering::Relaxed) != RESET {
             tracing::warn!(
                 target: "millpond::driver",
-                "the device's context was reset; everything that was made before is lost"
+                "the device's context was reset; everything made before the reset is lost"
             );
         }
     }

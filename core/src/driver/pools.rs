@@ -88,7 +88,7 @@ impl MemAllocationType {
 pub struct HandleTypes(u32);
 
 impl HandleTypes {
-    /// The empty set: other processes cannot import the pool.
+    /// The empty set of handle types: other processes cannot import the pool.
     pub const NONE: Self = Self(0);
     /// POSIX file descriptors.
     pub const POSIX_FD: Self = Self(1);

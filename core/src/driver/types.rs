@@ -7,7 +7,7 @@
 pub struct MemoryInfo {
     /// The number of free bytes.
     pub free: u64,
-    /// The number of total bytes.
+    /// The number of bytes that the device has in all.
     pub total: u64,
 }
 

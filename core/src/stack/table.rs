@@ -54,7 +54,8 @@ pub struct LayerEntry {
 const GONE: [(&str, &[&str], &str); 1] = [(
     "plan",
     &["repeat", "time", "background", "share"],
-    "it no longer learns plans; write plan:file=FILE.plan: `millpond-replay plan LOG -o FILE.plan` makes one",
+    "the layer no longer learns plans; write plan:file=FILE.plan, and make this file with `millpond-replay \
+     plan LOG -o FILE.plan`",
 )];
 
 /// The layers that the text of a stack can name.
@@ -95,7 +96,7 @@ impl LayerTable {
     pub fn get(&self, name: &str) -> Result<&LayerEntry> {
         self.entries.iter().find(|entry| entry.name == name).ok_or_else(|| {
             let known: Vec<&str> = self.entries.iter().map(|entry| entry.name).collect();
-            Error::invalid_stack(format!("there is no layer `{name}`; there are {}", known.join(", ")))
+            Error::invalid_stack(format!("there is no layer `{name}`; the layers are {}", known.join(", ")))
         })
     }
 }
@@ -127,7 +128,7 @@ impl<'a> Params<'a> {
                 return Err(Error::invalid_stack(if known.is_empty() {
                     format!("`{}` takes no parameters; leave `{key}` out", entry.name)
                 } else {
-                    format!("`{}` has no parameter `{key}`; it has {}", entry.name, known.join(", "))
+                    format!("`{}` has no parameter `{key}`; it accepts {}", entry.name, known.join(", "))
                 }));
             }
             if values[..index].iter().any(|(earlier, _)| earlier == key) {
@@ -316,7 +317,7 @@ impl<'a> ReadStack<'a> {
                     )
                 }
                 (ReadLayer::Layer(_), false) => {
-                    format!("`{name}` needs something below it; write for example `cuda+{name}`")
+                    format!("`{name}` needs a resource below it; write for example `cuda+{name}`")
                 }
                 _ => return Ok(read),
             };

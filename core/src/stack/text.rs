@@ -62,7 +62,9 @@ impl<'a> Reader<'a> {
         match self.rest.chars().next() {
             None => Ok(stack),
             Some(')') => Err(self.wrong("there is a `)` without a `(`")),
-            Some(_) => Err(self.wrong(&format!("expected `+` or the end, found `{}`", self.rest))),
+            Some(_) => {
+                Err(self.wrong(&format!("expected `+` or the end of the text, found `{}`", self.rest)))
+            }
         }
     }
 

@@ -96,8 +96,11 @@ fn add_watched(_: &AnyResource, _: OsString) {
         let why = if cfg!(unix) {
             "this program was built without millpond's feature `watch`"
         } else {
-            "this needs a Unix system"
+            "watching needs a Unix system"
         };
-        tracing::warn!(target: "millpond::watch", "{VARIABLE} is set, but nothing can be watched: {why}");
+        tracing::warn!(
+            target: "millpond::watch",
+            "{VARIABLE} is set, but `millpond-replay top` cannot watch this process: {why}"
+        );
     }
 }

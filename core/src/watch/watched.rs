@@ -97,7 +97,7 @@ pub(super) fn add(stack: &AnyResource, value: OsString) {
         Err(why) => {
             tracing::error!(
                 target: "millpond::watch",
-                "{VARIABLE} is set, but nothing can be watched: {why}"
+                "{VARIABLE} is set, but `millpond-replay top` cannot watch this process: {why}"
             );
         }
     }

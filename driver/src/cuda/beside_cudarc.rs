@@ -47,7 +47,8 @@ pub unsafe fn cudarc_stream_of(
             driver.device()
         )));
     }
-    let handle = usize::try_from(stream.handle()).map_err(|_| Error::invalid_argument("no such stream"))?;
+    let handle = usize::try_from(stream.handle())
+        .map_err(|_| Error::invalid_argument("the stream's handle is too large"))?;
     // SAFETY: the caller promises that the stream lives and stays alive. It belongs to this context, because
     // millpond works in the primary one.
     Ok(unsafe { context.wrap_borrowed_stream(ptr::with_exposed_provenance_mut(handle)) })
@@ -60,5 +61,6 @@ fn ordinal_of(context: &CudaContext) -> Result<u32> {
              `CudaContext::new`",
         ));
     }
-    u32::try_from(context.ordinal()).map_err(|_| Error::invalid_argument("the device has no CUDA ordinal"))
+    u32::try_from(context.ordinal())
+        .map_err(|_| Error::invalid_argument("the context's device number is invalid"))
 }

@@ -50,7 +50,8 @@ impl CudaDriver {
             CaptureOf::None => Ok(None),
             CaptureOf::Active(id) => Ok(Some(id)),
             CaptureOf::Invalid => {
-                let why = "a call that cannot be captured has ended the stream's capture";
+                let why = "a call that cannot be captured invalidated the stream's capture; end the capture, \
+                           and capture again without that call";
                 let code = DriverError::STREAM_CAPTURE_INVALIDATED;
                 Err(DriverError::new(code, "cuStreamGetCaptureInfo").with_detail(why))
             }
@@ -124,7 +125,7 @@ impl CudaDriver {
         self.record_on_living(event, stream)?;
         if self.is_captured(stream.handle())? {
             return Err(DriverError::new(DriverError::CAPTURED_EVENT, "cuEventRecord")
-                .with_detail("a capture began on the stream at this moment"));
+                .with_detail("another thread began a capture on the stream during this call"));
         }
         Ok(true)
     }

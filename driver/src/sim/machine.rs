@@ -300,7 +300,10 @@ impl SimDevice {
                 Action::Check(tag) => {
                     if let Err((offset, bytes)) = state.effects.contents.check(piece, tag) {
                         state.violation(ViolationKind::TagMismatch, || {
-                            format!("{bytes:#x} instead of {tag:#x}, {offset} bytes into {}", access.ptr)
+                            format!(
+                                "found {bytes:#x} instead of tag {tag:#x}, {offset} bytes after {}",
+                                access.ptr
+                            )
                         });
                     }
                 }

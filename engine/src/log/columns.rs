@@ -5,6 +5,7 @@ use millpond_core::ALLOCATION_ALIGNMENT;
 
 use super::field::{self, Field};
 use super::{Action, Event, column};
+use crate::text::number_of;
 
 /// The columns that every log must have, which are RMM's columns.
 const REQUIRED: [&str; 6] = ["Thread", "Time", "Action", "Pointer", "Size", "Stream"];
@@ -31,7 +32,7 @@ impl Columns {
         let mut required = [0; REQUIRED.len()];
         for (index, name) in REQUIRED.iter().copied().enumerate() {
             required[index] = position(name).ok_or_else(|| {
-                let reason = "the header lacks it; a log starts with the line \
+                let reason = "the header lacks this column; a log starts with the line \
                               `Thread,Time,Action,Pointer,Size,Stream`, as RMM's logging adaptor writes it";
                 (Some(name), reason.to_owned())
             })?;
@@ -96,7 +97,11 @@ impl Columns {
         let missing = self.required.iter().position(|&column| column >= row.len());
         Err((
             missing.map(|index| REQUIRED[index]),
-            format!("the row has {} columns, but the header has {}", row.len(), self.count),
+            format!(
+                "the row has {}, but the header has {}",
+                number_of(row.len() as u64, "column"),
+                self.count
+            ),
         ))
     }
 

@@ -12,7 +12,7 @@ pub enum Action {
     Allocate,
     /// A request failed.
     AllocateFailure,
-    /// A block was allocated.
+    /// A block was freed.
     Free,
 }
 

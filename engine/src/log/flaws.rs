@@ -16,18 +16,18 @@ use crate::text::number_of;
 pub struct Flaws {
     /// The number of frees of addresses that no earlier row named. The freed blocks are older than the log.
     pub unknown_frees: u64,
-    /// The line of the first such free.
+    /// The line of the first free of an address that no earlier row named.
     pub first_unknown_free_line: Option<u64>,
     /// The total size of the blocks that are older than the log, in bytes. The program had allocated at least
     /// this many bytes before the log began.
     pub bytes_before: u64,
     /// The number of frees of addresses that were already free. A replay skips these rows.
     pub repeated_frees: u64,
-    /// The line of the first such free.
+    /// The line of the first free of an address that was already free.
     pub first_repeated_free_line: Option<u64>,
     /// The number of allocations at an address that was still live. A replay frees the older block first.
     pub duplicate_allocations: u64,
-    /// The line of the first such allocation.
+    /// The line of the first allocation at an address that was still live.
     pub first_duplicate_allocation_line: Option<u64>,
     /// The number of frees whose size differs from the size of the allocation.
     pub size_mismatches: u64,
@@ -60,8 +60,8 @@ impl Flaws {
                 Self::BEGAN_LATE,
                 self.unknown_frees,
                 format!(
-                    "the log begins late, and frees blocks that it never allocates: {}, at least {before}{}; \
-                     these blocks count as live from the start",
+                    "the log begins late: it frees {}, in all at least {before}, that it never allocates{}; \
+                     such blocks count as live from the start",
                     number_of(self.unknown_frees, "block"),
                     at(self.first_unknown_free_line)
                 ),
@@ -70,8 +70,8 @@ impl Flaws {
                 Self::REPEATED_FREES,
                 self.repeated_frees,
                 format!(
-                    "frees of blocks that were already free: {}{}; the replay skips these frees",
-                    self.repeated_frees,
+                    "{} named a block that was already free{}; the replay skips such frees",
+                    number_of(self.repeated_frees, "free"),
                     at(self.first_repeated_free_line)
                 ),
             ),
@@ -79,9 +79,9 @@ impl Flaws {
                 Self::DUPLICATE_ALLOCATIONS,
                 self.duplicate_allocations,
                 format!(
-                    "allocations at addresses that were still live: {}{}; the log lacks a free, so a replay \
-                     frees the older block there",
-                    self.duplicate_allocations,
+                    "{} returned the address of a live block{}; the log lacks a free, so a replay frees the \
+                     older block there",
+                    number_of(self.duplicate_allocations, "allocation"),
                     at(self.first_duplicate_allocation_line)
                 ),
             ),
@@ -89,9 +89,8 @@ impl Flaws {
                 Self::SIZE_MISMATCHES,
                 self.size_mismatches,
                 format!(
-                    "frees with another size than the allocation: {}{}; the replay uses the allocation's \
-                     size",
-                    self.size_mismatches,
+                    "{} had another size than the allocation{}; the replay uses the allocation's size",
+                    number_of(self.size_mismatches, "free"),
                     at(self.first_size_mismatch_line)
                 ),
             ),

@@ -30,7 +30,7 @@ pub struct Op {
     pub slot: u32,
     /// The number of the thread and stream: an index into [`Program::lanes`](super::Program::lanes).
     pub lane: u32,
-    /// The line in the log; `u32::MAX` for any later line.
+    /// The number of the line in the log. `u32::MAX` also stands for every higher number.
     pub line: u32,
     /// The kind of the operation.
     pub kind: OpKind,

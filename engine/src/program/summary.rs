@@ -4,6 +4,7 @@ use serde::Serialize;
 
 use super::sparkline::Sparkline;
 use crate::log::Flaws;
+use crate::text::number_of;
 
 /// A summary of the contents of a log. Sizes are in bytes, as requested.
 #[derive(Clone, Default, PartialEq, Debug, Serialize)]
@@ -38,9 +39,9 @@ pub struct LogSummary {
     pub peak_needed_bytes: u64,
     /// The most live blocks at one time.
     pub peak_live_blocks: u64,
-    /// The largest request in bytes. Failed requests count, too.
+    /// The largest allocation in bytes, without the requests that failed.
     pub largest_request_bytes: u64,
-    /// The largest request in bytes, including those that failed.
+    /// The largest request in bytes, including the requests that failed.
     pub largest_wanted_bytes: u64,
     /// Whether the log has columns that only millpond writes.
     #[serde(skip)]
@@ -68,33 +69,29 @@ pub struct LogSummary {
 }
 
 impl LogSummary {
-    fn requests(&self) -> String {
-        let count = self.failed_requests;
-        format!("{count} request{}", if count == 1 { "" } else { "s" })
-    }
-
     /// Returns remarks for people who read the figures. Each remark is one line.
     pub fn notes(&self) -> Vec<String> {
         let first_skipped = self.first_skipped_row.as_deref().unwrap_or_default();
         let leaked = millpond_core::format_bytes(self.leaked_bytes);
         let devices = if self.devices > 1 { self.devices as u64 } else { 0 };
+        let requests = number_of(self.failed_requests, "request");
         let lines = [
-            (self.skipped_rows, "bad rows skipped", format!("; the first: {first_skipped}")),
+            (self.skipped_rows, "bad row", format!("skipped; the first: {first_skipped}")),
             (
                 self.leaked_blocks,
-                "blocks never freed in the log",
-                format!(" ({leaked}); each pass frees them at its end"),
+                "block",
+                format!("never freed in the log ({leaked}); each pass frees such blocks at its end"),
             ),
             (
                 self.failed_allocations,
-                "allocations that failed when the log was written",
-                format!(" ({}); the replay made these requests again", self.requests()),
+                "allocation",
+                format!("failed when the log was written ({requests}); the replay repeats such requests"),
             ),
-            (self.out_of_sequence, "rows out of sequence", "; replayed in the file's order".to_owned()),
-            (devices, "devices in the log", "; all are replayed on one device".to_owned()),
+            (self.out_of_sequence, "row", "out of sequence; the replay keeps the file's order".to_owned()),
+            (devices, "device", "in the log; the replay uses one device for all".to_owned()),
         ];
         let lines = lines.into_iter().filter(|(count, ..)| *count > 0);
-        let lines = lines.map(|(count, what, more)| format!("{what}: {count}{more}"));
+        let lines = lines.map(|(count, noun, text)| format!("{} {text}", number_of(count, noun)));
         let flaws = self.flaws.sentences().into_iter().map(|(_, text)| text);
         let not_known = self.not_known.iter().map(|text| format!("not known: {text}"));
         flaws.chain(lines).chain(not_known).collect()

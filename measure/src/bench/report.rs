@@ -122,12 +122,12 @@ fn notes(report: &Report) -> Vec<String> {
         notes.push(format!("{busy} threads shared {}", number_of(report.cpus as u64, "CPU")));
     }
     if report.quick {
-        notes.push("the run did only few steps (--quick): the figures are rough".to_owned());
+        notes.push("--quick measures few steps, so the figures are rough".to_owned());
     }
     notes.extend(report.not_run.iter().map(|NotRun { of, status, reason }| {
         let status = match status {
             Status::Skipped => "was skipped",
-            Status::OutOfMemory => "did not fit",
+            Status::OutOfMemory => "ran out of memory",
             Status::Failed => "failed",
         };
         // The further lines of the reason, with the memory map, are only in the JSON.
@@ -141,6 +141,7 @@ impl fmt::Display for Subjected {
         let Self { workload, stack, threads, streams, live, sizes, .. } = self;
         let threads = number_of(*threads as u64, "thread");
         let streams = number_of(*streams as u64, "stream");
-        write!(f, "{workload} with {threads}, {streams}, {live} live, {sizes}, on {stack}")
+        let live = number_of(*live as u64, "live block");
+        write!(f, "{workload} with {threads}, {streams}, {live} per thread, {sizes}, on {stack}")
     }
 }

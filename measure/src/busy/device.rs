@@ -112,9 +112,7 @@ impl Device {
         let Kind::Sim { device, .. } = &self.kind else { return Ok(()) };
         match device.take_violations().as_slice() {
             [] => Ok(()),
-            [first, ..] => {
-                Err(Error::invalid_argument(format!("the order of streams was violated: {first}")).into())
-            }
+            [first, ..] => Err(Error::invalid_argument(format!("stream order was violated: {first}")).into()),
         }
     }
 }

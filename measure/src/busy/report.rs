@@ -69,14 +69,19 @@ fn tables(report: &Report, is_first: bool, out: &mut impl Write) -> io::Result<(
     let (spec, name, seed) = (&report.device.spec, &report.device.name, report.seed);
     writeln!(out, "with work in flight on {spec} ({name}), seed {seed}")?;
     if let Some(bytes) = report.capacity_bytes {
-        writeln!(out, "each stack has {} of the device, the rest is reserved", format_bytes(bytes))?;
+        let bytes = format_bytes(bytes);
+        writeln!(out, "each stack can use {bytes} of device memory; this program keeps the rest allocated")?;
     }
     for case in &report.cases {
         let ms = |ns: u64| format!("{:.1} ms", ns as f64 / 1e6);
         let (busiest, all) = (ms(case.busiest_stream_ns), ms(case.all_streams_ns));
         let least = format_bytes(case.least_bytes_without_waits);
         let CaseFigures { kernels, host, .. } = case;
-        writeln!(out, "\nkernels of {kernels}, busiest stream {busiest}, all {all}; host {host}")?;
+        writeln!(
+            out,
+            "\nkernels of {kernels}, in all {busiest} on the busiest stream and {all} on all streams; \
+             host {host}"
+        )?;
         writeln!(out, "least memory that needs no wait: {least}")?;
         writeln!(out, "{}", table_of(case, report))?;
     }
@@ -133,7 +138,9 @@ fn notes(report: &Report) -> Vec<String> {
     let mut notes = report.log.notes();
     if report.device.simulated {
         let host = report.host_ns as f64 / 1e3;
-        notes.push(format!("the device is simulated: times are virtual, {host} µs host time per allocation"));
+        notes.push(format!(
+            "the device is simulated: times are virtual, and the host needs {host} µs for each allocation"
+        ));
     }
     for case in &report.cases {
         for stack in &case.stacks {

@@ -288,7 +288,10 @@ fn at_a_capacity_a_pool_waits_and_what_does_not_fit_is_counted() {
     let mut out = Vec::new();
     table(&mut out)(&report).unwrap();
     let table = String::from_utf8(out).unwrap();
-    assert!(table.contains("each stack has 30MiB of the device") && table.contains("| failures"), "{table}");
+    assert!(
+        table.contains("each stack can use 30MiB of device memory") && table.contains("| failures"),
+        "{table}"
+    );
 
     let report = at("1TiB");
     let SubjectResult::Failed { error } = &report.cases[0].stacks[1].result else { panic!("{report:?}") };

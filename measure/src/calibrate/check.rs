@@ -121,8 +121,8 @@ impl<'a> Check<'a> {
         let ratio = simulated.ns as f64 / fastest.ns.max(1) as f64;
         farther(worst, ratio);
         let mut text = format!(
-            "driver time {} in the fastest run, median {}, slowest {}; {} simulated, {ratio:.3} of the \
-             fastest\n",
+            "driver time {} in the fastest run, {} in the median run, {} in the slowest run; simulated {}, \
+             which is {ratio:.3} of the fastest run\n",
             ms(fastest.ns),
             ms(median.ns),
             ms(slowest.ns),
@@ -135,10 +135,11 @@ impl<'a> Check<'a> {
             let (sim_calls, sim_ns) = there.map_or((0, 0), |(_, calls, ns)| (*calls, *ns));
             let each = |ns: u64, calls: u64| ns / calls.max(1);
             text += &format!(
-                "    {kind}: {}, {}, {} ns each; simulated {sim_calls}, {}, {}\n",
+                "    {kind}: {}, {}, {} ns each; simulated {}, {}, {} ns each\n",
                 number_of(calls, "call"),
                 ms(ns),
                 each(ns, calls),
+                number_of(sim_calls, "call"),
                 ms(sim_ns),
                 each(sim_ns, sim_calls)
             );
@@ -159,7 +160,8 @@ impl<'a> Check<'a> {
         farther(worst, simulated as f64 / gone.max(1) as f64);
         let live = program.summary().peak_live_bytes;
         Ok(format!(
-            "live {}, taken from the device {}, counted {} ({ratio:.4}), simulated {} ({:.4})\n",
+            "peak live memory {}; taken from the device {}; counted {}, which is {ratio:.4} of the taken \
+             memory; simulated {}, which is {:.4} of the taken memory\n",
             format_bytes(live),
             format_bytes(gone),
             format_bytes(real.peak),

@@ -90,21 +90,22 @@ fn a_wrong_line_is_named_with_the_reason() {
         (7, "bound +1792", "line 7: `+1792` is not a whole number of at most 64 bits"),
         (8, "ratio 1", "line 8: the ratio is 1, but the lanes divided by the bound are 1.14286"),
         (10, "allocations 6", "line 17: the file ends after 5 of 6 allocations"),
-        (10, "allocations 4", "line 16: the file continues after its 4 allocations"),
+        (10, "allocations 4", "line 16: the file continues after its last allocation"),
         (10, "allocations 1048577", "line 10: 1048577 allocations exceed the limit of 1048576"),
         (11, "bytes stream", "line 11: the line should be `bytes stream life offset`"),
         (
             12,
             "1024 0 2",
-            "line 12: the line has 3 words, but it should have the 4 words of `bytes stream life offset`",
+            "line 12: the line needs 4 words, as in `bytes stream life offset`, but the number of its words \
+             is 3",
         ),
         (12, "1024 0 - 0", "line 12: life and offset must both be `-`, or both be numbers"),
-        (12, "1024 0 0 0", "line 12: a life must be at least 1 and fit into 32 bits"),
-        (12, "1024 0 4294967296 0", "line 12: a life must be at least 1 and fit into 32 bits"),
+        (12, "1024 0 0 0", "line 12: life must be at least 1 and fit into 32 bits"),
+        (12, "1024 0 4294967296 0", "line 12: life must be at least 1 and fit into 32 bits"),
         (12, "1024 0 6 0", "line 12: it lives for 6 allocations, which is more than the plan has"),
         (12, "1024 x 2 0", "line 12: `x` is not a whole number of at most 64 bits"),
         (12, "1024 1 2 0", "line 12: stream 1 comes before stream 0; number streams by first use"),
-        (12, "1024 2 2 0", "line 12: there is no stream 2; the 2 streams are numbered from 0"),
+        (12, "1024 2 2 0", "line 12: there is no stream 2; the plan has 2 streams, numbered from 0"),
         (12, "1000 0 2 0", "line 12: 1000 bytes are not a positive multiple of the alignment 256"),
         (12, "0 0 2 0", "line 12: 0 bytes are not a positive multiple of the alignment 256"),
         (12, "1024 0 2 128", "line 12: the offset 128 is not a multiple of the alignment 256"),
@@ -151,7 +152,7 @@ fn endless_lines_and_files_are_not_read_to_their_end() {
     let mut endless = BufReader::new(Counted(rows.as_bytes().chain(io::repeat(b'\n')), 0));
     assert_eq!(
         ProgramPlan::read(&mut endless).unwrap_err().to_string(),
-        "line 16: the file continues after its 4 allocations"
+        "line 16: the file continues after its last allocation"
     );
     assert!(endless.get_ref().1 < 1 << 16);
 }

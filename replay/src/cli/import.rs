@@ -239,7 +239,7 @@ fn failures(sums: &Sums) -> String {
     if sums.failures == sums.failed_requests {
         requests
     } else {
-        format!("{requests} ({} times)", sums.failures)
+        format!("{requests} ({})", number_of(sums.failures, "attempt"))
     }
 }
 
@@ -247,7 +247,8 @@ fn failures(sums: &Sums) -> String {
 fn stacks(recording: &Recording, events: u64) -> String {
     let (stacks, frames) = recording.stack_counts();
     let (events, frames) = (number_of(events, "event"), number_of(frames as u64, "frame"));
-    format!("{events} with one; {stacks} different stacks with {frames}")
+    let stacks = number_of(stacks as u64, "different stack");
+    format!("{events} with a call stack; {stacks} with {frames}")
 }
 
 fn text(recording: &Recording, output: Option<&Path>, out: &mut impl Write) -> io::Result<()> {

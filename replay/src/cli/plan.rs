@@ -84,7 +84,7 @@ enum StreamRule {
 
 fn alignment(text: &str) -> Result<u64, String> {
     match parse_bytes(text) {
-        Ok(0) => Err("an alignment must be at least 1".to_owned()),
+        Ok(0) => Err("an alignment must be at least 1 byte".to_owned()),
         Ok(bytes) => Ok(bytes),
         Err(error) => Err(error.to_string()),
     }
@@ -93,8 +93,9 @@ fn alignment(text: &str) -> Result<u64, String> {
 /// Returns an error if a plan for the layer `plan` cannot follow the rules of the command line.
 fn refuse_other_rules(args: &PlanArgs, output: &Path) -> Result<(), millpond_core::Error> {
     let shown = output.display();
-    let refuse =
-        |what| Err(millpond_core::Error::invalid_argument(format!("{shown}: a plan for a layer {what}")));
+    let refuse = |what| {
+        Err(millpond_core::Error::invalid_argument(format!("{shown}: a plan for the layer `plan` {what}")))
+    };
     if args.streams == StreamRule::HostOrder {
         return refuse("always keeps streams apart; omit --streams");
     }

@@ -175,7 +175,8 @@ fn larger_device(comparison: &Comparison, ran: &[Ran<'_>]) -> String {
     let closest = closest.map_or(String::new(), |(spec, figures)| {
         let short = figures.first_failure.as_ref().and_then(|failure| {
             let short = failure.report.as_ref()?.short_bytes?;
-            Some(format!(", first at line {}, {} short", failure.line, format_bytes(short)))
+            let short = format_bytes(short);
+            Some(format!(", the first at line {}, where {short} more was needed", failure.line))
         });
         let failures = counted(figures.failures + unserved(figures), "failed allocation");
         format!("; `{spec}` came closest, with {failures}{}", short.unwrap_or_default())

@@ -4,7 +4,7 @@ use std::io::{self, Write};
 
 use comfy_table::CellAlignment;
 use millpond_core::format_bytes;
-use millpond_engine::text::thousands;
+use millpond_engine::text::{counted, thousands};
 
 use super::advice::{self, Advice};
 use super::cells::{ns_per_op, ratio, table_of};
@@ -69,7 +69,8 @@ pub(super) fn write(
     }
     writeln!(out, "\n{table}")?;
     if shown.len() < ran.len() {
-        writeln!(out, "stacks that are not shown: {}; --details shows all", ran.len() - shown.len())?;
+        let more = (ran.len() - shown.len()) as u64;
+        writeln!(out, "--details also shows {}", counted(more, "more stack"))?;
     }
     writeln!(out, "{LEGEND}")
 }
@@ -93,11 +94,11 @@ fn verdict(stack: &StackReport, figures: &StackFigures, best: Option<&StackFigur
         return "has a bug: see the note".to_owned();
     }
     if figures.failures_all_passes > 0 {
-        return format!("failed allocations: {}", thousands(figures.failures_all_passes));
+        return counted(figures.failures_all_passes, "failed allocation");
     }
     if let Some(asked) = figures.asked_again.as_ref().filter(|asked| asked.served < asked.requests) {
         let failed = thousands(asked.requests - asked.served);
-        return format!("failed again: {failed} of {}", thousands(asked.requests));
+        return format!("{failed} of {} failed again", counted(asked.requests, "request"));
     }
     if advice::has_model(&stack.spec) {
         return "a model, for comparison".to_owned();

@@ -23,8 +23,8 @@ const ASKED_AGAIN_LEGEND: &str =
     "failed then, served now: rows `allocate failure` of the log that the stack serves in the replay";
 
 /// CUDA does not document how its pools divide memory; docs/book/src/benchmarks.md shows how much they take.
-const DRIVER_POOL_NOTE: &str =
-    "cuda_async: the simulated driver's pools are a model; CUDA's pools may take a few tenths more or less";
+const DRIVER_POOL_NOTE: &str = "cuda_async: the simulated driver's pools are a model; with CUDA's pools, \
+    taken / live may differ by a few tenths";
 
 const DETAILS_HEADER: [&str; 5] =
     ["stack", "largest\nfree", "own ns/op\nfirst pass", "driver time\nfirst pass", "reuse in\nfirst pass*"];
@@ -114,7 +114,8 @@ fn how_replayed(comparison: &Comparison) -> String {
     let Comparison { thread_order, passes, at_once, log, .. } = comparison;
     let order = match thread_order.as_str() {
         "1" if log.threads > 1 => {
-            format!("on one thread (the log has {}: --threads as-logged)", log.threads)
+            let threads = counted(log.threads as u64, "thread");
+            format!("on one thread (the log has {threads}: --threads as-logged)")
         }
         "1" => "on one thread".to_owned(),
         order => format!("threads {order}"),
@@ -238,7 +239,7 @@ fn broken(parts: &[String], width: usize) -> Vec<String> {
 fn write_notes(out: &mut impl Write, comparison: &Comparison, ran: &Ran<'_>) -> io::Result<()> {
     let mut notes = comparison.log.notes();
     if let Some(ns) = comparison.log.logged_ns_per_op {
-        notes.push(format!("when the log was written, a call took {ns:.0} ns"));
+        notes.push(format!("when the log was written, a call took {ns:.0} ns on average"));
     }
     if comparison.device.simulated && !ran.is_empty() {
         let note = "the device is simulated: driver time is virtual, and a stack's own time is real";
@@ -266,14 +267,14 @@ fn add_notes(notes: &mut Vec<String>, spec: &str, figures: &StackFigures) {
         let all = if all == count { String::new() } else { format!(" ({} in all passes)", thousands(all)) };
         // The note already names the stack.
         let error = first.error.replace(&format!(" in `{spec}`"), "");
-        let count = thousands(count);
-        notes.push(format!("{spec}: failures: {count}{all}, the first at line {line}: {error}"));
+        let failures = counted(count, "failure");
+        notes.push(format!("{spec}: {failures}{all}, the first at line {line}: {error}"));
     }
     if let Some(asked) = &figures.asked_again
         && let Some(first) = asked.unserved.first()
     {
-        let failed = thousands(asked.requests - asked.served);
-        notes.push(format!("{spec}: failed again: {failed}, the first {}", first.in_words()));
+        let failed = counted(asked.requests - asked.served, "request");
+        notes.push(format!("{spec}: {failed} failed again, the first for {}", first.in_words()));
     }
     let unmeasured: Vec<&str> = figures.driver.unmeasured.iter().map(|kind| kind.name()).collect();
     if !unmeasured.is_empty() {
@@ -281,8 +282,8 @@ fn add_notes(notes: &mut Vec<String>, spec: &str, figures: &StackFigures) {
         notes.push(format!("{spec}: no driver time, because the cost of {calls} was not measured"));
     }
     if figures.misuses_all_passes > 0 {
-        let count = thousands(figures.misuses_all_passes);
-        notes.push(format!("{spec}: refused deallocations in all passes: {count}; each one is a bug"));
+        let refused = counted(figures.misuses_all_passes, "refused deallocation");
+        notes.push(format!("{spec}: {refused} in all passes; each one is a bug"));
     }
 }
 

@@ -185,7 +185,7 @@ fn bad_rows_are_skipped_only_when_asked_for_and_counted() {
         (Some(100), Some(2))
     );
     let table = Run::of(&log, &["-s", "cuda", "--skip-bad-rows"]);
-    assert!(table.stdout.contains("bad rows skipped: 2; the first: "), "{}", table.stdout);
+    assert!(table.stdout.contains("2 bad rows skipped; the first: "), "{}", table.stdout);
     let all_bad = folder.write("bad.csv", format!("{HEADER}nonsense\n"));
     Run::of(&all_bad, &["--skip-bad-rows"]).fails_with(2, &["no row that can be read (1 bad row was"]);
 }
@@ -211,7 +211,7 @@ fn an_unknown_stack_name_and_an_unknown_parameter() {
     with_stack("cuda+pool:size=1").fails_with(2, &["`pool` has no parameter `size`", "initial"]);
     with_stack("cuda+pool:max=lots").fails_with(2, &["max=lots", "write for example"]);
     with_stack("").fails_with(2, &["a layer's name is missing"]);
-    with_stack("pool").fails_with(2, &["`pool` needs something below it; write for example `cuda+pool`"]);
+    with_stack("pool").fails_with(2, &["`pool` needs a resource below it; write for example `cuda+pool`"]);
     with_stack("cuda+cuda").fails_with(2, &["put it first"]);
 }
 

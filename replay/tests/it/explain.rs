@@ -28,7 +28,7 @@ fn the_command_prints_text_and_json() {
     };
     let text = run(&[]).stdout;
     for part in [
-        "any allocator needs at least 600MiB; reserved at most 560MiB",
+        "any allocator needs at least 600MiB; the recorded one reserved at most 560MiB",
         "limit: the device had",
         "at the failed request, event 145:",
         "  wanted",

@@ -44,8 +44,9 @@ fn issue_9_a_row_that_failed_is_asked_for_where_it_stands() {
         "served now",
         " 1 of 1 |",
         " 0 of 1 |",
-        "note: allocations that failed when the log was written: 1 (1 request)",
-        "note: cuda+pool:max=20MiB: failed again: 1, the first 40MiB at line 3, 36MiB short",
+        "note: 1 allocation failed when the log was written (1 request)",
+        "note: cuda+pool:max=20MiB: 1 request failed again, the first for 40MiB at line 3, 36MiB more was \
+         needed",
     ] {
         assert!(table.stdout.contains(text), "no `{text}` in\n{}", table.stdout);
     }

@@ -23,7 +23,7 @@ fn the_command_says_whether_a_capacity_suffices() {
     assert_eq!(report["height"], report["bound"]);
     let wrong = run(&["--alignment", "0"]);
     assert_eq!(wrong.status, 2);
-    assert!(wrong.stderr.contains("an alignment must be at least 1"), "{}", wrong.stderr);
+    assert!(wrong.stderr.contains("an alignment must be at least 1 byte"), "{}", wrong.stderr);
 }
 
 const STREAMS: [&str; 2] = ["0", "0x5100"];

@@ -113,7 +113,7 @@ fn two_programs_are_listed_and_shown() {
     assert!(!folder.join(watch::socket_name(number)).exists(), "the program removes its socket");
     first.kill();
     let list = top(&folder, &[]);
-    assert_eq!(list.stdout, "no program can be watched; start one with MILLPOND_WATCH=1\n");
+    assert_eq!(list.stdout, "no watched program runs; start one with MILLPOND_WATCH=1\n");
     assert_eq!(std::fs::read_dir(&folder).unwrap().count(), 0, "the list removes a killed program's socket");
 }
 

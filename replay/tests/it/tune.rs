@@ -99,7 +99,7 @@ fn tune_prints_a_line_to_paste_and_says_where_nothing_fits() {
     assert_eq!(run(&["tune", "--capacity", "500MiB"], "fragmented").status, 1);
     let timed_out = run(&["tune", "--time", "0"], "small");
     assert_eq!(timed_out.status, 1);
-    assert!(timed_out.stdout.contains("--time grants more"), "{}", timed_out.stdout);
+    assert!(timed_out.stdout.contains("--time gives more"), "{}", timed_out.stdout);
 }
 
 /// Returns whether a stack serves a recording on a device of this size, by an ordinary replay.

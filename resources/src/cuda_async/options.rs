@@ -12,12 +12,13 @@ use crate::memory_pool::PoolReuse;
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 #[non_exhaustive]
 pub enum HwDecompress {
-    /// The engine can use the memory if the driver supports this (since CUDA 12.8).
+    /// The decompression engine can use the memory if the driver supports this (since CUDA 12.8).
     #[default]
     Auto,
-    /// The engine can use the memory. If the driver does not support this, building the resource fails.
+    /// The decompression engine can use the memory. If the driver does not support this, building the
+    /// resource fails.
     On,
-    /// The engine cannot use the memory.
+    /// The decompression engine cannot use the memory.
     Off,
 }
 
@@ -73,14 +74,14 @@ pub struct CudaAsyncOptions {
     /// The number of bytes that the pool keeps at a synchronisation. With `None` (the default), the pool
     /// keeps all memory, because releasing memory and allocating it again would stall the program.
     pub release_threshold: Option<u64>,
-    /// The most bytes that the pool may hold. `None` (the default) means no limit below the memory of the
-    /// device.
+    /// The most bytes that the pool may hold. With `None` (the default), only the device's memory limits the
+    /// pool.
     pub maximum_bytes: Option<u64>,
     /// How the driver may reuse memory that other streams have freed. By default, the driver may use all
     /// three methods that [`PoolReuse`] lists.
     pub reuse: PoolReuse,
-    /// The types of handles with which other processes can import the pool (default: none). If the set is not
-    /// empty, the driver returns the pool's memory to the device only when the pool is destroyed.
+    /// The types of handles with which other processes can import the pool (default: no types). If the set is
+    /// not empty, the driver returns the pool's memory to the device only when the pool is destroyed.
     pub handles: HandleTypes,
     /// Whether the device's decompression engine can use the pool's memory.
     pub hw_decompress: HwDecompress,

@@ -132,8 +132,8 @@ fn warn_of_a_wrapper(upstream: &dyn DeviceMemoryResource) {
         tracing::warn!(
             target: "millpond::stack",
             %upstream,
-            "the pool maps no pages, so it holds more memory: a layer is between the pool and `cuda`; \
-             put the layer above the pool (cuda+pool+…), or write pages=off"
+            "the pool maps no pages, so it needs more memory than a pool with pages: a layer is between the \
+             pool and `cuda`; put the layer above the pool (cuda+pool+…), or write pages=off"
         );
     }
 }
@@ -181,8 +181,11 @@ impl<R: DeviceMemoryResource> PoolMemoryResource<R> {
             .map(DecayHandle::new);
         let pool = Self { id: NEXT.fetch_add(1, Ordering::Relaxed), shared, central, options, layer, decay };
         if options.initial_bytes > 0 {
-            let what =
-                if fixed.is_some() { "taking the first blocks" } else { "taking the pool's initial size" };
+            let what = if fixed.is_some() {
+                "allocating the first blocks"
+            } else {
+                "allocating the pool's initial size"
+            };
             pool.central.reserve(options.initial_bytes).map_err(|error| error.context(what))?;
         }
         Ok(pool)

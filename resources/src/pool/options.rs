@@ -151,7 +151,8 @@ impl PoolOptions {
         }
         let most = self.maximum_bytes.unwrap_or(u64::MAX);
         if most < granularity || (self.pages == PagesMode::Auto && most / LEAST_PAGES < granularity) {
-            return refuse("its maximum is too small");
+            let page = format_bytes(granularity);
+            return refuse(&format!("its maximum is smaller than a page of {page}"));
         }
         Ok(Some(granularity))
     }

@@ -177,7 +177,7 @@ fn the_state_is_written_when_memory_is_out() {
     assert!(!file.exists(), "nothing failed yet");
     arena.allocate_bytes(3 * MIB, S).unwrap_err();
     let text = std::fs::read_to_string(&file).unwrap();
-    for part in ["out of memory for 3MiB", "in use in 1 block", "its maximum is 2MiB", "fragmentation: "] {
+    for part in ["out of memory for 3MiB", "in use in 1 block", "the maximum is 2MiB", "fragmentation: "] {
         assert!(text.contains(part), "`{part}` is not in:\n{text}");
     }
     put(&arena, [(block, 1000)], S);

@@ -449,13 +449,13 @@ fn reports_have_the_scopes() {
     take(&stack, 1000, s);
     let id = scope.id();
     let report = stack.memory_report().to_string();
-    let line = format!("scope {id}: 1000B in use in 1 blocks, 2MiB held; open on 1 streams");
+    let line = format!("scope {id}: 1000B in use in 1 block, 2MiB reserved; open on 1 stream");
     assert!(report.contains(&line), "{report}");
     drop((opened, scope));
     let report = stack.memory_report();
     let [known] = &report.layers[0].scopes[..] else { panic!("{report}") };
     assert_eq!((known.id, known.blocks, known.bytes_in_use, known.bytes_held), (id, 1, 1000, 2 * MIB));
-    assert!(report.to_string().contains("2MiB held; it has ended"), "{report}");
+    assert!(report.to_string().contains("2MiB reserved; the scope has ended"), "{report}");
 }
 
 #[test]

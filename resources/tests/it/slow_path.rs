@@ -94,7 +94,7 @@ fn a_plan_whose_report_panics_is_given_up() {
     let device = SimDevice::new(SimConfig::h200());
     let pool = pool_over_pages(&device);
     device.set_faults(FaultPlan::nth_of(CallKind::MemCreate, 0, DriverError::OUT_OF_MEMORY));
-    panics_at("taken from elsewhere", || pool.allocate_bytes(2 * MIB, S));
+    panics_at("took the free memory", || pool.allocate_bytes(2 * MIB, S));
     device.set_faults(FaultPlan::none());
     assert_eq!(pool.pool_bytes(), 0);
     give(&pool, pool.allocate_bytes(2 * MIB, S).expect("there is room"), 2 * MIB);

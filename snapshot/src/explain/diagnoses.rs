@@ -148,7 +148,10 @@ fn held(recording: &Recording, sums: &Sums, moments: &[Explained]) -> Option<Dia
                 number_of(sums.held_blocks, "free"),
                 most_at + 1
             ),
-            format!("together they held {:.3} GiB-seconds of memory", byte_seconds / f64::from(1 << 30)),
+            format!(
+                "together, the waiting blocks kept {:.3} GiB-seconds of memory",
+                byte_seconds / f64::from(1 << 30)
+            ),
         ],
         holders: holders::by_stack(recording, waiting, HOLDERS),
         fixes: vec![

@@ -119,7 +119,7 @@ fn lost_to_rounding(
         names => vec![format!("omit {names} from PYTORCH_CUDA_ALLOC_CONF")],
     };
     let what = format!(
-        "the request was {} short, and {rounding} of {active} in use were never requested: the allocator \
+        "the request needed {} more, and {rounding} of {active} in use were never requested: the allocator \
          rounded sizes up",
         format_bytes(short)
     );
@@ -190,8 +190,8 @@ fn does_not_fit(
         let outside = bytes(outside);
         evidence.push(format!("{outside} of the device's memory are used outside of the allocator"));
         let what = format!(
-            "the request was {} short, and {outside} were used outside of the allocator: by another process, \
-             or by libraries",
+            "the request needed {} more, and {outside} were used outside of the allocator: by another \
+             process, or by libraries",
             bytes(short)
         );
         let fixes = vec!["look with `nvidia-smi` for other processes on this GPU, and end them".to_owned()];

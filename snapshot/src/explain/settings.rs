@@ -91,7 +91,7 @@ fn idle(recording: &Recording, name: &str, taken: &Settings) -> Option<String> {
         "roundup_power2_divisions" => {
             let usual = Settings::default();
             let is_idle = requests().all(|event| usual.rounded(event.bytes) == taken.rounded(event.bytes));
-            is_idle.then(|| "every request is rounded the same without it".to_owned())
+            is_idle.then(|| "without this setting, every request is rounded to the same size".to_owned())
         }
         "expandable_segments" => {
             let mut kinds = recording.events().map(|event| event.kind);

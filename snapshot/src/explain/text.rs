@@ -91,8 +91,9 @@ pub fn print(explanation: &Explanation, style: Style, out: &mut impl Write) -> i
     let bounds = explanation.bound_host_order.zip(explanation.bound_stream_safe);
     if let Some((host_order, stream_safe)) = bounds.filter(|_| !failures_only) {
         let reserved = sums.peak_reserved_bytes;
-        let reserved = reserved
-            .map_or(String::new(), |reserved| format!("; reserved at most {}", format_bytes(reserved)));
+        let reserved = reserved.map_or(String::new(), |reserved| {
+            format!("; the recorded one reserved at most {}", format_bytes(reserved))
+        });
         writeln!(out, "any allocator needs at least {}{reserved}", Bounds { host_order, stream_safe })?;
     }
     writeln!(out)?;
@@ -146,7 +147,7 @@ fn ledger(moment: &Explained, sums_only: bool, looks: Looks, out: &mut impl Writ
     }
     if let Some(reserved) = ledger.reserved_bytes {
         let next = if sums_only { "two" } else { "three" };
-        line("reserved", reserved, &format!("from the driver; the sum of the next {next}"))?;
+        line("reserved", reserved, &format!("from the driver; the sum of the next {next} rows"))?;
     }
     let blocks = number_of(ledger.live_blocks, "block");
     line("active", ledger.active_bytes, if sums_only { "in live blocks" } else { &blocks })?;

@@ -244,8 +244,8 @@ impl Case<'_> {
             "history_missing" => {
                 let doubts: Vec<&str> = self.gaps().collect();
                 format!(
-                    "a part of the history is missing, so problems may not show: {}; in the rest, {} were \
-                     live at most, and no request failed",
+                    "a part of the history is missing, so the file may hide problems: {}; in the rest, {} \
+                     were live at most, and no request failed",
                     doubts.join("; "),
                     bytes(sums.peak_live_bytes)
                 )

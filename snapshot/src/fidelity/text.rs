@@ -39,7 +39,7 @@ pub fn print(fidelity: &Fidelity, mut out: impl Write) -> io::Result<()> {
     }
     writeln!(
         out,
-        "  reserved bytes agree to {}; at most {}, in the model {}",
+        "  reserved bytes agree to {}; their peak is {}, in the model {}",
         percent(fidelity.reserved_share),
         format_bytes(fidelity.peak_reserved),
         format_bytes(fidelity.model_peak_reserved)

@@ -22,7 +22,7 @@ const RESERVED_TOLERANCE: f64 = 2.0;
 #[serde(deny_unknown_fields)]
 #[non_exhaustive]
 pub struct Budget {
-    /// The most requested bytes that are live at one time.
+    /// The most requested bytes that may be live at one time.
     #[serde(default)]
     pub peak_allocated_bytes: Option<u64>,
     /// By how many percent a recording may exceed `peak_allocated_bytes`; 0 if it may not exceed that number

@@ -47,7 +47,7 @@ impl Quantity {
 #[derive(Clone, PartialEq, Debug, Serialize)]
 #[non_exhaustive]
 pub struct Check {
-    /// One quantity, and whether it is within its budget.
+    /// The quantity that is compared with its budget.
     pub quantity: Quantity,
     /// The value in the recording. If the recording has no value, this is `None`, and the check fails.
     pub measured: Option<f64>,

@@ -28,6 +28,7 @@ mod bytes;
 mod csv;
 mod detect;
 mod html;
+mod left_out;
 mod minimalloc;
 #[cfg(feature = "nsys")]
 mod nsys;

@@ -23,7 +23,11 @@ impl fmt::Display for Bounds {
         let (host_order, apart) = (format_bytes(self.host_order), format_bytes(self.stream_safe));
         match self.host_order == self.stream_safe {
             true => write!(f, "{apart}"),
-            false => write!(f, "{apart} with streams apart, {host_order} in the order of the host's calls"),
+            false => write!(
+                f,
+                "{apart} if streams share no memory, {host_order} if they share it in the order of the \
+                 host's calls"
+            ),
         }
     }
 }

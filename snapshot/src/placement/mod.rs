@@ -24,10 +24,11 @@ pub use text::print;
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum Sharing {
-    /// They may share an address if one block is freed before the other is allocated. This is correct if the
-    /// program orders its streams before each reuse.
+    /// Blocks of different streams may share an address if one block is freed before the other is allocated.
+    /// This is correct if the program orders its streams before each reuse.
     HostOrder,
-    /// They never share an address. A recording does not show where the program orders its streams.
+    /// Blocks of different streams never share an address. A recording does not show where the program orders
+    /// its streams.
     StreamSafe,
 }
 

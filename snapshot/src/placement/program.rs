@@ -114,7 +114,7 @@ pub fn print_plan(plan: &ProgramPlan, out: &mut impl Write) -> io::Result<()> {
     let lanes = counted(parts.lanes.len() as u64, "stream");
     writeln!(out, "  written     {all}, {} for {lanes}", format_bytes(parts.bytes()))?;
     if left_out > 0 {
-        let outside = format_bytes(parts.beside);
+        let (left_out, outside) = (counted(left_out as u64, "allocation"), format_bytes(parts.beside));
         writeln!(out, "              {left_out} without a slot, at most {outside} at a time")?;
     }
     writeln!(out, "  log         {}", parts.log)

@@ -36,8 +36,8 @@ pub fn print(placement: &Placement, out: &mut impl Write) -> io::Result<()> {
         let ratio = if placement.bound == 0 { 1.0 } else { height as f64 / placement.bound as f64 };
         let proof = match (placement.is_optimal, placement.timed_out) {
             (true, _) => "no placement needs less",
-            (false, false) => "a lower one may exist",
-            (false, true) => "a lower one may exist; more `--time` may find it",
+            (false, false) => "a smaller placement may exist",
+            (false, true) => "a smaller placement may exist, and more `--time` may find it",
         };
         let kind = match placement.sharing {
             Sharing::HostOrder if streams > 1 => " in host order",

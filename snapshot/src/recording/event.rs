@@ -14,7 +14,7 @@ pub enum EventKind {
     FreeRequested,
     /// A block became free.
     Free,
-    /// A request failed because there was no memory. The address is 0.
+    /// A request failed because the allocator was out of memory. The address is 0.
     AllocateFailure,
     /// The allocator reserved a segment from the driver.
     SegmentAllocate,

@@ -36,7 +36,8 @@ function ledger(explanation, parent) {
   }));
   const { bound_host_order: shared, bound_stream_safe: apart } = explanation;
   if (apart !== null) {
-    const shares = ` with streams apart, ${inBytes(shared)} in the order of the host's calls`;
+    const order = "if they share it in the order of the host's calls";
+    const shares = ` if streams share no memory, ${inBytes(shared)} ${order}`;
     element("p", `Any allocator needs at least ${inBytes(apart)}${shared === apart ? "" : shares}.`, parent);
   }
   for (const { text } of explanation.not_known) element("p", `Not known: ${text}`, parent).className = "hint";

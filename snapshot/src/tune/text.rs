@@ -41,8 +41,9 @@ pub fn print(tuned: &Tuned, out: &mut impl Write) -> io::Result<()> {
     if tuned.timed_out {
         let untried = tuned.tried.iter().filter(|tried| is_untried(tried));
         let untried: Vec<&str> = untried.map(|tried| tried.candidate.stack.as_str()).collect();
-        let untried = if untried.is_empty() { String::new() } else { format!(": {}", untried.join(" ")) };
-        writeln!(out, "the time ran out before all candidates were tried; --time grants more{untried}")?;
+        let untried =
+            if untried.is_empty() { String::new() } else { format!("; not tried: {}", untried.join(" ")) };
+        writeln!(out, "the time ran out before all candidates were tried; --time gives more{untried}")?;
     }
     writeln!(out, "not modelled:")?;
     tuned.not_modelled.iter().try_for_each(|text| writeln!(out, "  {text}"))
@@ -163,12 +164,16 @@ fn one(best: &Tried, bound: u64, out: &mut impl Write) -> io::Result<()> {
     let also: Vec<String> = smallest.also_served.iter().map(|bytes| format_bytes(*bytes)).collect();
     let below = smallest.failed_below.map_or_else(
         || match bound == smallest.bytes {
-            true => "no allocator can do with less".to_owned(),
+            true => "no allocator can serve the file with less".to_owned(),
             false => {
-                format!("any allocator needs {}, in pages of {}", format_bytes(bound), format_bytes(PAGE))
+                format!(
+                    "any allocator needs at least {}, and memory comes in pages of {}",
+                    format_bytes(bound),
+                    format_bytes(PAGE)
+                )
             }
         },
-        |bytes| format!("a request fails with {}", format_bytes(bytes)),
+        |bytes| format!("with {}, a request fails", format_bytes(bytes)),
     );
     let bytes = format_bytes(smallest.bytes);
     writeln!(out, "  replayed: every request is served with {bytes}, and with {}; {below}", also.join(", "))

@@ -193,7 +193,10 @@ fn settings_that_the_allocator_did_not_take_or_that_change_nothing_are_named() {
     let row = "0,0,allocate,0x20000000000,2621441,0,256,\n";
     let list = "roundup_power2_divisions:[1:4,2:1,4:1,8:1]";
     let table = [("roundup_power2_divisions", "1:4%2C2:1%2C4:1%2C8:1")];
-    assert!(is_named(&explained(list, &table, row), "every request is rounded the same without it"));
+    assert!(is_named(
+        &explained(list, &table, row),
+        "without this setting, every request is rounded to the same size"
+    ));
     // All settings of the GPU snapshots had an effect, except for sizes that no block has.
     for (name, facts) in facts() {
         let has_idle = explain(&snapshot(&name), None)

@@ -43,10 +43,10 @@ fn other_names_of_columns_are_known_and_an_end_is_the_last_step() {
 #[test]
 fn bad_rows_are_named_with_their_lines() {
     for (row, expected) in [
-        ("a,1,x,5", "file:3: `x` is not a last step"),
-        ("a,1,2,-5", "file:3: `-5` is not a size in bytes"),
-        ("a,7,7,5", "file:3: the buffer ends at 7, before it begins at 7"),
-        ("a,1", "file:3: `` is not a last step"),
+        ("a,1,x,5", "file:3: `x` is not a whole number; a last step is expected here"),
+        ("a,1,2,-5", "file:3: `-5` is not a whole number; a size in bytes is expected here"),
+        ("a,7,7,5", "file:3: the buffer's end, 7, must be after its begin, 7"),
+        ("a,1", "file:3: `` is not a whole number; a last step is expected here"),
         ("a,1,2,18446744073709551615", "together exceed 64 bits"),
     ] {
         let error = read(format!("id,lower,upper,size\na,0,9,1\n{row}\n").as_bytes()).unwrap_err();

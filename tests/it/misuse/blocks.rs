@@ -334,9 +334,9 @@ pub(crate) const CUDA_ASYNC: &[Program] = &[
             unsafe { bench.device.stream_destroy(bench.a) }.unwrap();
             bench.free(&resource, ptr, 1000)
         },
-        "took back P (1000 bytes, stream A) in `cuda_async`: the stream was destroyed before the call, so \
-         the block waits for all work of the device; pass a stream that is alive and is ordered after the \
-         block's uses",
+        "deallocated P (1000 bytes, stream A) in `cuda_async`: the stream was destroyed before the call, so \
+         the block becomes free only after all work on the device has ended; pass a stream that is alive and \
+         is ordered after the block's uses",
     ),
     program(
         "a block is freed after its pool is gone, in a new one",
@@ -361,10 +361,10 @@ pub(crate) const CUDA_ASYNC: &[Program] = &[
         "a request exceeds the most of cuda_async",
         |bench| error(bench.stack("cuda_async:max=32MiB").allocate_bytes(64 * MIB, bench.a)),
         "out of memory for 64MiB on stream A of DEVICE in `cuda_async:max=32MiB`: the request is larger than \
-         the pool's maximum; raise the maximum: it was 32MiB short\n\
+         the pool's maximum; raise the maximum: 32MiB more is needed\n\
          \x20 this would have helped:\n\
          \x20 - raise the maximum by 32MiB\n\
-         \x20 its maximum is 32MiB; the device has 256MiB free of 256MiB\n\
+         \x20 the maximum is 32MiB; the device has 256MiB free of 256MiB\n\
          \x20 caused by: cuMemAllocFromPoolAsync: CUDA_ERROR_OUT_OF_MEMORY (2): the pool holds at most \
          33554432 bytes",
     ),
@@ -403,11 +403,11 @@ pub(crate) const ADAPTORS: &[Program] = &[
             bench.block(&limited, 8 * MIB);
             error(limited.allocate_bytes(4 * MIB, bench.a))
         },
-        "out of memory for 4MiB on stream A in `cuda+limiting:limit=10MiB`: the limit is 10MiB and 8MiB \
-         are in use; free blocks, or raise the limit: it was 2MiB short\n\
+        "out of memory for 4MiB on stream A in `cuda+limiting:limit=10MiB`: the limit is 10MiB and 8MiB are \
+         in use; free blocks, or raise the limit: 2MiB more is needed\n\
          \x20 this is needed:\n\
          \x20 - raise the maximum by 2MiB\n\
-         \x20 8MiB are in use; its maximum is 10MiB",
+         \x20 8MiB are in use; the maximum is 10MiB",
     ),
     program(
         "a pointer behind the start of an aligned block is freed",
@@ -482,6 +482,6 @@ pub(crate) const REQUESTS: &[Program] = &[
          \x20 the device has 256MiB in all: request less at a time, or use managed memory\n\
          \x20 the device has 256MiB free of 256MiB\n\
          \x20 caused by: cuMemAlloc: CUDA_ERROR_OUT_OF_MEMORY (2): 1099511627776 bytes requested; 268435456 \
-         of 268435456 free",
+         of 268435456 bytes free",
     ),
 ];

@@ -31,7 +31,8 @@ pub(crate) const CONTAINERS: &[Program] = &[
     program(
         "more data than the buffer holds",
         |bench| error(buffer(bench, 10).copy_from_host(&[0_u32; 4])),
-        "invalid argument: 16 bytes on the host do not fit a buffer of 10 bytes; resize it first",
+        "invalid argument: a copy of 16 bytes at offset 0 does not fit into a buffer of 10 bytes; resize the \
+         buffer first",
     ),
     program(
         "bytes that are no whole number of values",
@@ -75,20 +76,18 @@ pub(crate) const CONTAINERS: &[Program] = &[
             let staging = HostStaging::new(bench.driver());
             error(buffer(bench, 16).copy_to_host_async::<u32>(&staging).unwrap().wait_into(&mut [0; 3]))
         },
-        "invalid argument: 4 values were copied from the device, but there is room for 3; pass a slice of \
-         that length",
+        "invalid argument: the copy has length 4, but the slice has length 3; pass a slice of the same \
+         length as the copy",
     ),
     program(
         "a value behind the end of a vector",
         |bench| error(DeviceVec::from_host(&[1_u8, 2, 3], bench.a, cuda(bench)).unwrap().get(3)),
-        "invalid argument: there is no value 3 in a vector of 3 values, which are counted from 0; resize it \
-         first",
+        "invalid argument: index 3 is outside of the vector, whose length is 3; resize the vector first",
     ),
     program(
         "the first value of an empty vector",
         |bench| error(DeviceVec::<u8, _>::uninit(0, bench.a, cuda(bench)).unwrap().first()),
-        "invalid argument: there is no value 0 in a vector of 0 values, which are counted from 0; resize it \
-         first",
+        "invalid argument: index 0 is outside of the vector, whose length is 0; resize the vector first",
     ),
     program(
         "a vector of a buffer whose bytes are no whole number of values",
@@ -150,8 +149,8 @@ pub(crate) const CAPTURES: &[Program] = &[
             let (mut buffer, staging) = (buffer(bench, 16), HostStaging::new(bench.driver()));
             capturing(bench, || error(buffer.copy_from_host_async(&[1_u8], &staging)))
         },
-        "invalid argument: a copy through staging memory cannot be a part of a graph; make it before the \
-         capture begins, or after its end",
+        "invalid argument: a copy through staging memory cannot be a part of a graph; make the copy before \
+         the capture begins, or after the capture ends",
     ),
     program(
         "a pool is to wait for the stream that captures a graph",
@@ -163,13 +162,13 @@ pub(crate) const CAPTURES: &[Program] = &[
             bench.device.launch_for(bench.b, &[], 1 << 40);
             capturing(bench, || error(pool.allocate_bytes(8 * MIB, bench.a)))
         },
-        "out of memory for 8MiB on stream A of DEVICE in `cuda+pool:max=8MiB`: it was 8MiB short\n\
+        "out of memory for 8MiB on stream A of DEVICE in `cuda+pool:max=8MiB`: 8MiB more is needed\n\
          \x20 any of these would have helped:\n\
          \x20 - allocate outside the capture: the resource can then wait for stream B, whose free block of \
          8MiB fits\n\
          \x20 - raise the maximum by 8MiB\n\
-         \x20 it holds 8MiB: 0B in use in 0 blocks, 8MiB free, largest free block 8MiB; its maximum is 8MiB; \
-         the device has 248MiB free of 256MiB\n\
+         \x20 the resource holds 8MiB: 0B in use in 0 blocks, 8MiB free, largest free block 8MiB; the \
+         maximum is 8MiB; the device has 248MiB free of 256MiB\n\
          \x20 free for stream B: 8MiB in 1 block, the largest 8MiB\n\
          \x20 [................................................................................] #: in use, \
          +: partly, .: free",
@@ -182,11 +181,11 @@ pub(crate) const CAPTURES: &[Program] = &[
             capturing(bench, || error(resource.allocate_bytes(MIB, bench.a)))
         },
         "out of memory for 1MiB on stream A of DEVICE in `cuda_async:max=8MiB`: a capturing stream cannot \
-         wait for other streams; allocate outside the capture: it was 1MiB short\n\
+         wait for other streams; allocate outside the capture: 1MiB more is needed\n\
          \x20 this would have helped:\n\
          \x20 - raise the maximum by 1MiB\n\
-         \x20 it holds 8MiB: 8MiB in use in 1 block, 0B free, largest free block 0B; its maximum is 8MiB; \
-         the device has 248MiB free of 256MiB\n\
+         \x20 the resource holds 8MiB: 8MiB in use in 1 block, 0B free, largest free block 0B; the maximum \
+         is 8MiB; the device has 248MiB free of 256MiB\n\
          \x20 caused by: cuMemAllocFromPoolAsync: CUDA_ERROR_OUT_OF_MEMORY (2): the pool holds at most \
          8388608 bytes",
     ),
@@ -197,7 +196,7 @@ pub(crate) const CAPTURES: &[Program] = &[
             bench.device.set_faults(FaultPlan::nth_call(0, DriverError::ILLEGAL_ADDRESS));
             error(scalar.value())
         },
-        "poisoned of DEVICE in `cuda`: the device is lost for this process; restart the process: \
+        "poisoned of DEVICE in `cuda`: this process can no longer use the device; restart the process: \
          cuMemcpyDtoHAsync: CUDA_ERROR_ILLEGAL_ADDRESS (700): the fault plan fails this call",
     ),
     program(
@@ -208,8 +207,8 @@ pub(crate) const CAPTURES: &[Program] = &[
             assert!(pool.allocate_bytes(1000, bench.a).is_err());
             error(pool.allocate_bytes(1000, bench.a))
         },
-        "poisoned for 1000B on stream A in `cuda+pool`: an earlier driver error lost the device for this \
-         process; restart the process",
+        "poisoned for 1000B on stream A in `cuda+pool`: after an earlier driver error, this process can no \
+         longer use the device; restart the process",
     ),
     program(
         "a buffer is written after a reset of the context",
@@ -219,9 +218,9 @@ pub(crate) const CAPTURES: &[Program] = &[
             error(buffer.copy_from_host(&[1_u8]))
         },
         "poisoned of DEVICE in `cuda`: the device's context was reset (cuDevicePrimaryCtxReset, \
-         cudaDeviceReset, Numba's cuda.close()) and everything made before is lost; open the device \
-         again, and make new resources and streams: cuMemcpyHtoDAsync: CUDA_ERROR_CONTEXT_IS_DESTROYED \
-         (709)",
+         cudaDeviceReset, Numba's cuda.close()), and everything made before the reset is lost; open the \
+         device again, and make new resources and streams: cuMemcpyHtoDAsync: \
+         CUDA_ERROR_CONTEXT_IS_DESTROYED (709)",
     ),
     program(
         "an operation that the driver does not permit",

@@ -188,9 +188,9 @@ pub(crate) const PROGRAMS: &[Program] = &[
         "the environment names a layer that there is not",
         |bench| error(registry(Some("cuda+pol")).get(millpond::Driver::device(&*bench.device))),
         "invalid stack: MILLPOND_MEMORY_MANAGER=cuda+pol is not a stack; set it to a stack such as \
-         `cuda+pool:initial=1GiB,pages=off`, or unset it: there is no layer `pol`; there are cuda, managed, \
-         cuda_async, cuda_async_view, cuda_async_managed, pinned_host, host, system, sam_headroom, pool, \
-         fixed_size, binning, arena, capture_scopes, plan, aligned, fallback, limiting, logging, \
+         `cuda+pool:initial=1GiB,pages=off`, or unset it: there is no layer `pol`; the layers are cuda, \
+         managed, cuda_async, cuda_async_view, cuda_async_managed, pinned_host, host, system, sam_headroom, \
+         pool, fixed_size, binning, arena, capture_scopes, plan, aligned, fallback, limiting, logging, \
          prefetch, recording, retry, statistics, thread_safe, tracking",
     ),
     program(
@@ -199,8 +199,8 @@ pub(crate) const PROGRAMS: &[Program] = &[
             error(registry(Some("cuda+pool:initial=900GiB")).get(millpond::Driver::device(&*bench.device)))
         },
         "out of memory for 900GiB on stream 0 of DEVICE in `cuda+pool:initial=900GiB`: \
-         MILLPOND_MEMORY_MANAGER=cuda+pool:initial=900GiB: taking the pool's initial size: it was 899.75GiB \
-         short\n\
+         MILLPOND_MEMORY_MANAGER=cuda+pool:initial=900GiB: allocating the pool's initial size: 899.75GiB \
+         more is needed\n\
          \x20 the device has 256MiB in all: request less at a time, or use managed memory\n\
          \x20 the device has 256MiB free of 256MiB",
     ),

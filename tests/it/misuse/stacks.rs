@@ -35,7 +35,7 @@ pub(crate) const STACKS: &[Program] = &[
     text!(
         "a layer that there is not",
         "cuda+pol",
-        "invalid stack: there is no layer `pol`; there are cuda, managed, cuda_async, cuda_async_view, \
+        "invalid stack: there is no layer `pol`; the layers are cuda, managed, cuda_async, cuda_async_view, \
          cuda_async_managed, pinned_host, host, system, sam_headroom, pool, fixed_size, binning, arena, \
          capture_scopes, plan, aligned, fallback, limiting, logging, prefetch, recording, retry, statistics, \
          thread_safe, tracking"
@@ -43,7 +43,7 @@ pub(crate) const STACKS: &[Program] = &[
     text!(
         "a parameter that there is not",
         "cuda+pool:size=1GiB",
-        "invalid stack: `pool` has no parameter `size`; it has initial, max, pages, decay, peers, share, \
+        "invalid stack: `pool` has no parameter `size`; it accepts initial, max, pages, decay, peers, share, \
          reuse"
     ),
     text!(
@@ -71,7 +71,7 @@ pub(crate) const STACKS: &[Program] = &[
     text!(
         "a pool on nothing",
         "pool",
-        "invalid stack in `pool`: `pool` needs something below it; write for example `cuda+pool`"
+        "invalid stack in `pool`: `pool` needs a resource below it; write for example `cuda+pool`"
     ),
     text!(
         "a parenthesis without its end",
@@ -127,8 +127,8 @@ pub(crate) const STACKS: &[Program] = &[
     text!(
         "an initial size that the device has not",
         "cuda+pool:initial=200GiB",
-        "out of memory for 200GiB on stream 0 of DEVICE in `cuda+pool:initial=200GiB`: taking the pool's \
-         initial size: it was 199.75GiB short\n\
+        "out of memory for 200GiB on stream 0 of DEVICE in `cuda+pool:initial=200GiB`: allocating the pool's \
+         initial size: 199.75GiB more is needed\n\
          \x20 the device has 256MiB in all: request less at a time, or use managed memory\n\
          \x20 the device has 256MiB free of 256MiB"
     ),
@@ -147,8 +147,8 @@ pub(crate) const STACKS: &[Program] = &[
     text!(
         "pages with a tiny maximum",
         "cuda+pool:pages=on,max=1MiB",
-        "invalid argument in `cuda+pool:pages=on,max=1MiB`: the pool cannot map pages: its maximum is too \
-         small; leave pages=on out"
+        "invalid argument in `cuda+pool:pages=on,max=1MiB`: the pool cannot map pages: its maximum is \
+         smaller than a page of 2MiB; leave pages=on out"
     ),
     text!(
         "descriptors without pages",
@@ -207,8 +207,8 @@ pub(crate) const STACKS: &[Program] = &[
     text!(
         "bins from large to small",
         "cuda+binning:min=22,max=18",
-        "invalid argument in `cuda+binning:min=22,max=18`: there are no bins from 2^22 to 2^18 bytes; write \
-         for example min=18,max=22"
+        "invalid argument in `cuda+binning:min=22,max=18`: there are no bins from 2^22 to 2^18 bytes: min \
+         must be at most max, and max must be at most 40; write for example min=18,max=22"
     ),
     text!(
         "a bin that is there twice",
@@ -330,7 +330,7 @@ pub(crate) const REGISTRY: &[Program] = &[
     program(
         "a device that there is not",
         |_| error("gpu:0".parse::<DeviceSpec>()),
-        "invalid argument: `gpu:0` is not a device: the kind before the colon is none of `cuda`, `sim` and \
+        "invalid argument: `gpu:0` is not a device: the kind before the colon must be `cuda`, `sim` or \
          `own`; write cuda:0, sim:h200, sim:a100, a size such as sim:8GiB, or sim:FILE.toml with a profile",
     ),
     program(

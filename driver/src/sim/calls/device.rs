@@ -55,6 +55,6 @@ impl State {
         self.violation(ViolationKind::DeadHandle, || {
             format!("stream {handle:#x} never existed or was destroyed")
         });
-        Err(Refusal::new(DriverError::INVALID_HANDLE, "no such stream"))
+        Err(Refusal::new(DriverError::INVALID_HANDLE, format!("stream {handle:#x} does not exist")))
     }
 }

@@ -54,12 +54,14 @@ impl State {
         let Some(slot) = self.slot(stream, "give_back") else { return };
         let found = self.oracle.by_address.get(&ptr).copied();
         let Some(block) = found.and_then(|index| self.oracle.take(index)) else {
-            self.violation(ViolationKind::UnknownPointer, || format!("{ptr} came back but was not lent"));
+            self.violation(ViolationKind::UnknownPointer, || {
+                format!("{ptr} was given back, but is not handed out")
+            });
             return;
         };
         if block.bytes != bytes {
             let lent = block.describe();
-            self.violation(ViolationKind::Overlap, || format!("{lent} came back with {bytes} bytes"));
+            self.violation(ViolationKind::Overlap, || format!("{lent} was given back with {bytes} bytes"));
         }
         self.oracle.give_back(&self.order, &block, slot, self.captures.of(slot).is_some());
     }

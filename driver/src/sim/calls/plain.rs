@@ -92,10 +92,10 @@ impl State {
     ) {
         if let Some(kind) = kind {
             let what = match kind {
-                ViolationKind::LentReturned => "while a block in it is handed out",
-                _ => "while use of it on some stream is not ordered before",
+                ViolationKind::LentReturned => "while a block in this range is handed out",
+                _ => "although a use of this range on some stream is not ordered before the call",
             };
-            self.violation(kind, || format!("{call} ends {bytes} bytes at {ptr} {what}"));
+            self.violation(kind, || format!("{call} releases {bytes} bytes at {ptr} {what}"));
         }
     }
 
@@ -104,7 +104,7 @@ impl State {
         self.violation(ViolationKind::UnknownPointer, || {
             format!("{call} was given {ptr}, but no live allocation that it can free starts there")
         });
-        Refusal::invalid_value(format!("{ptr} is unknown"))
+        Refusal::invalid_value(format!("no allocation starts at {ptr}"))
     }
 
     pub(crate) fn mem_get_address_range(&self, ptr: DevicePtr) -> Answer<(DevicePtr, u64)> {
@@ -243,5 +243,7 @@ impl State {
 
 fn host_range(ptr: HostPtr, bytes: u64) -> Answer<Range<u64>> {
     let end = (ptr.0 as u64).checked_add(bytes).filter(|_| ptr.0 != 0);
-    Ok(ptr.0 as u64..end.ok_or_else(|| Refusal::invalid_value("no such host memory"))?)
+    Ok(ptr.0 as u64..end.ok_or_else(|| {
+        Refusal::invalid_value("the range has a null address, or is larger than the address space")
+    })?)
 }

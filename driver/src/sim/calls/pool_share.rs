@@ -31,7 +31,9 @@ impl State {
     pub(crate) fn mem_pool_import(&mut self, fd: i32, device: DeviceId) -> Answer<MemPool> {
         let [magic, ordinal, handle] = files::read(fd)?;
         if magic != POOL || ordinal != u64::from(device.ordinal()) {
-            return Err(Refusal::invalid_value(format!("{fd} does not name a pool of {device}")));
+            return Err(Refusal::invalid_value(format!(
+                "file descriptor {fd} does not name a pool of {device}"
+            )));
         }
         let exported = MemPool(handle);
         let props = self.pools.alive(exported)?.props;

@@ -22,7 +22,9 @@ impl State {
     pub(crate) fn mem_import(&mut self, fd: i32, device: DeviceId) -> Answer<PhysicalHandle> {
         let [magic, ordinal, first] = files::read(fd)?;
         if magic != MAGIC || ordinal != u64::from(device.ordinal()) {
-            return Err(Refusal::invalid_value(format!("{fd} does not name physical memory of {device}")));
+            return Err(Refusal::invalid_value(format!(
+                "file descriptor {fd} does not name physical memory of {device}"
+            )));
         }
         let handle = self.vmm.hold_again(PhysicalHandle(first));
         let handle = handle.ok_or_else(|| Refusal::invalid_value("the memory was released"))?;
@@ -55,8 +57,9 @@ pub(super) mod files {
             file.write_all_at(&words.map(u64::to_le_bytes).concat(), 0)?;
             Ok(file.into_raw_fd())
         };
-        make()
-            .map_err(|error: std::io::Error| Refusal::not_supported(format!("cannot create a file: {error}")))
+        make().map_err(|error: std::io::Error| {
+            Refusal::not_supported(format!("cannot create the temporary file for shared memory: {error}"))
+        })
     }
 
     pub(crate) fn read(fd: i32) -> Answer<[u64; WORDS]> {

@@ -45,10 +45,9 @@ impl State {
         }
         let kind = if flags.non_blocking { StreamKind::NonBlocking } else { StreamKind::Blocking };
         let handle = self.names.next_stream_handle();
-        let slot = self
-            .order
-            .open(kind, handle)
-            .ok_or_else(|| Refusal::new(DriverError::OUT_OF_MEMORY, "the simulator has no streams left"))?;
+        let slot = self.order.open(kind, handle).ok_or_else(|| {
+            Refusal::new(DriverError::OUT_OF_MEMORY, "the simulated device cannot have more streams")
+        })?;
         self.work.open(slot);
         let stream = self.names.add_stream(slot);
         self.note(stream.handle());

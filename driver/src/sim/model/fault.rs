@@ -117,7 +117,7 @@ impl Faults {
         }
         if let Some(code) = self.sticky.filter(|_| kind != CallKind::Other) {
             self.failed[kind as usize] += 1;
-            return Err(Refusal::new(code, "an earlier call lost the context"));
+            return Err(Refusal::new(code, "an earlier failed call made the context unusable"));
         }
         let hit = self.plan.faults.iter().find(|fault| {
             let at = if fault.kind.is_some() { of_kind } else { call };

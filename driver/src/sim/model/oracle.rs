@@ -98,7 +98,8 @@ impl Oracle {
         let mut finding = None;
         places.update(piece.range(), &Place::default(), |range, place| {
             if let Some(other) = place.owner.and_then(|owner| blocks[owner as usize].as_ref()) {
-                let message = format!("{range:x?} in it is already lent, as a part of {}", other.describe());
+                let message =
+                    format!("{range:x?} in it is already handed out, as a part of {}", other.describe());
                 finding.get_or_insert((ViolationKind::Overlap, message));
             }
             let first = {
@@ -285,7 +286,8 @@ impl Block {
 pub(crate) fn unordered(order: &Order, slot: Slot, epoch: Epoch) -> String {
     let stream = |slot: Slot| format!("{:#x}", order.lane(slot).handle);
     format!(
-        "stream {} is not ordered after point {} of stream {}, where an earlier owner may have used it",
+        "stream {} is not ordered after point {} of stream {}, where an earlier owner may have used the \
+         memory",
         stream(slot),
         epoch.tick(),
         stream(epoch.slot()),

@@ -226,7 +226,9 @@ impl Pools {
             return Err(Refusal::invalid_value("an imported pool cannot be a current pool"));
         }
         if found.place() != place {
-            return Err(Refusal::invalid_value("the pool's memory has another location or another kind"));
+            return Err(Refusal::invalid_value(
+                "the pool's memory has another location or another kind than the requested memory",
+            ));
         }
         self.current.insert(place, pool);
         Ok(())

@@ -217,8 +217,9 @@ impl Space {
             self.peak = self.peak.max(self.used);
             return Ok(());
         }
-        let in_pages = if bytes <= asked { String::new() } else { format!(", which take {bytes}") };
-        let text = format!("{asked} bytes requested{in_pages}; {free} of {} free", self.capacity);
+        let in_pages =
+            if bytes <= asked { String::new() } else { format!(", which need {bytes} bytes of pages") };
+        let text = format!("{asked} bytes requested{in_pages}; {free} of {} bytes free", self.capacity);
         Err(Refusal::new(DriverError::OUT_OF_MEMORY, text))
     }
 
@@ -269,8 +270,12 @@ impl Space {
         } else {
             self.large.allocate(bytes, alignment)
         };
-        let full =
-            || Refusal::new(DriverError::OUT_OF_MEMORY, "the simulated address space has no such range left");
+        let full = || {
+            Refusal::new(
+                DriverError::OUT_OF_MEMORY,
+                "the simulated address space has no free range of this size",
+            )
+        };
         found.ok_or_else(full)
     }
 

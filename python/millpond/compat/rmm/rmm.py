@@ -12,8 +12,8 @@ class RMMError(Exception):
     """RMM's own error, with a number. millpond never raises it; its errors are `millpond.MillpondError`.
 
     Args:
-        errcode: A number. The attribute `errcode` keeps it.
-        msg: The text.
+        errcode: The number of the error. The attribute `errcode` keeps this number.
+        msg: The message of the error.
 
     Example:
         >>> import millpond.compat.rmm as rmm
@@ -43,7 +43,7 @@ def reinitialize(
         initial_pool_size: The size that the pool allocates at creation: bytes, or a text such as "1GiB". None
             means half of the free memory.
         maximum_pool_size: The pool's largest size: bytes, or a text. None sets no limit.
-        devices: The number of a device, or several of them. None means device 0.
+        devices: One device number, or several. None means device 0.
         logging: Whether to log each call. Each device has a separate file.
         log_file_name: The path of the log, without `.dev0`, which millpond adds. None means the path in
             MILLPOND_LOG_FILE or RMM_LOG_FILE.
@@ -51,7 +51,7 @@ def reinitialize(
     Raises:
         ValueError: A size is malformed, or neither `log_file_name` nor the environment names a file.
         RuntimeError: `initial_pool_size` exceeds `maximum_pool_size`.
-        MemoryError: The device has no memory for `initial_pool_size`.
+        MemoryError: The device has too little memory for `initial_pool_size`.
 
     Example:
         >>> import millpond.compat.rmm as rmm

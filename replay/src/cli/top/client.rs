@@ -144,7 +144,8 @@ pub(super) fn find(
             Err(NoAnswer::Slow) => {
                 let seconds = patience.as_secs();
                 return Err(format!(
-                    "process {process} has not answered for {seconds} s; it may be suspended"
+                    "process {process} has not answered for {seconds} s; it may be suspended (Ctrl+Z) or \
+                     stopped in a debugger"
                 ));
             }
             Err(NoAnswer::Wrong(why)) => return Err(format!("process {process}: {why}")),

@@ -142,7 +142,10 @@ fn follow(
                 }
             }
             Err(NoAnswer::Slow) => {
-                note = format!("no answer for {} s: the program may be suspended", PATIENCE.as_secs());
+                note = format!(
+                    "no answer for {} s: the program may be suspended (Ctrl+Z) or stopped in a debugger",
+                    PATIENCE.as_secs()
+                );
             }
             Err(NoAnswer::Gone) => {
                 drop(screen);
@@ -151,7 +154,10 @@ fn follow(
                 }
                 return Ok(Verdict::Fine);
             }
-            Err(NoAnswer::Denied) => return Err(Failure::Input(format!("process {process} refuses").into())),
+            Err(NoAnswer::Denied) => {
+                let why = "refuses the connection; run this command as the user of that process, or as root";
+                return Err(Failure::Input(format!("process {process} {why}").into()));
+            }
             Err(NoAnswer::Wrong(why)) => {
                 return Err(Failure::Input(format!("process {process}: {why}").into()));
             }
@@ -166,7 +172,7 @@ fn show_list(args: &TopArgs, mut out: impl Write) -> Result<Verdict, Failure> {
             programs.iter().try_for_each(|memory| print(memory, None, args.format, &mut out))?;
         }
         BenchFormatArg::Table if programs.is_empty() => {
-            writeln!(out, "no program can be watched; start one with MILLPOND_WATCH=1")?;
+            writeln!(out, "no watched program runs; start one with MILLPOND_WATCH=1")?;
         }
         BenchFormatArg::Table => {
             view::list(&programs).iter().try_for_each(|line| writeln!(out, "{line}"))?;

@@ -3,6 +3,7 @@
 use std::io::{self, IsTerminal, Write};
 use std::time::{Duration, Instant};
 
+use millpond_engine::text::counted;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::{Errno, read};
 use rustix::stdio::{stdin, stdout};
@@ -109,8 +110,8 @@ fn size() -> (usize, usize) {
 fn frame(lines: &[String], (columns, rows): (usize, usize)) -> String {
     let hidden = lines.len().saturating_sub(rows.saturating_sub(1));
     let last = match hidden {
-        0 => "q leaves".to_owned(),
-        more => format!("q leaves; {more} more lines do not fit"),
+        0 => "q: quit".to_owned(),
+        more => format!("q: quit; {} below the screen", counted(more as u64, "more line")),
     };
     let shown = lines.iter().take(lines.len() - hidden).chain([&last]);
     let shown: Vec<String> = shown.map(|line| line.chars().take(columns).collect()).collect();
@@ -125,8 +126,8 @@ mod tests {
     #[test]
     fn a_picture_fits_into_the_terminal() {
         let lines: Vec<String> = ["one", "two", "three"].map(str::to_owned).into();
-        assert_eq!(frame(&lines, (80, 24)), "\x1b[Hone\x1b[K\ntwo\x1b[K\nthree\x1b[K\nq leaves\x1b[K\x1b[J");
-        assert_eq!(frame(&lines, (4, 3)), "\x1b[Hone\x1b[K\ntwo\x1b[K\nq le\x1b[K\x1b[J");
+        assert_eq!(frame(&lines, (80, 24)), "\x1b[Hone\x1b[K\ntwo\x1b[K\nthree\x1b[K\nq: quit\x1b[K\x1b[J");
+        assert_eq!(frame(&lines, (4, 3)), "\x1b[Hone\x1b[K\ntwo\x1b[K\nq: q\x1b[K\x1b[J");
         for rows in 0..4 {
             assert!(frame(&lines, (80, rows)).lines().count() <= rows.max(1));
         }

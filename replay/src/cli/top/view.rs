@@ -110,11 +110,10 @@ fn rates(known: &ResourceStatistics, earlier: Option<(ResourceStatistics, f64)>)
             format!("  {}, {} so far", counted(allocations, "allocation"), counted(frees, "free"))
         }
     };
-    for (count, what) in
-        [(known.ladder.out_of_memory, "out of memory"), (known.misuses, "wrong frees refused")]
-    {
+    let failed = (known.ladder.out_of_memory, "request", "out of memory");
+    for (count, noun, what) in [failed, (known.misuses, "wrong free", "refused")] {
         if count > 0 {
-            text += &format!("; {} {what}", thousands(count));
+            text += &format!("; {} {what}", counted(count, noun));
         }
     }
     text

@@ -425,7 +425,10 @@ impl CentralCore {
         if let Some((_, slot)) = self.state.lock().streams.find_mut(donor) {
             slot.recorded_epoch = None;
         }
-        event!(self, WARN, "going on without another stream's blocks", call = error.call(), %error);
+        event!(
+            self, WARN,
+            "continuing without the free blocks of another stream", call = error.call(), %error
+        );
         Ok(())
     }
 

@@ -270,7 +270,7 @@ impl State {
     /// otherwise the rung fails.
     fn lacks(&mut self, slow: &mut SlowRequest, lack: NoMemory) -> Option<Step> {
         slow.told = Some(match lack {
-            NoMemory::OwnLimit => "the pool is at its maximum",
+            NoMemory::OwnLimit => "the pool has reached its maximum",
             _ => "the device has too little free memory",
         });
         if slow.failed.is_some() {

@@ -86,7 +86,7 @@ impl CentralCore {
         let span = self.span("synchronize", 0, StreamRef::LEGACY);
         let waited = span.in_scope(|| self.driver.synchronize_beside_captures());
         if !waited.map_err(|error| self.driver_error(error))? {
-            event!(self, DEBUG, "the device cannot be waited for during a capture");
+            event!(self, DEBUG, "the pool cannot wait for the device during a capture");
             return Ok(false);
         }
         self.trace_synchronize(&watch);

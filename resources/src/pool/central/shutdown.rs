@@ -18,7 +18,8 @@ impl<R: DeviceMemoryResource> Drop for Central<R> {
         if !self.core.turns.wait_for_end() {
             tracing::warn!(
                 target: "millpond::driver",
-                "a pool was dropped inside of its own call: its memory is left to the driver"
+                "a pool was dropped inside of its own call, so it cannot free its memory; the driver keeps \
+                 the memory"
             );
             return;
         }
@@ -63,7 +64,11 @@ impl<R: DeviceMemoryResource> Central<R> {
         let upstream_waits = matches!(shutdown, Task::Return(_)) && !self.rules.upstream_is_ordered;
         let may_return = upstream_waits && !self.health.is_lost();
         if !may_return {
-            tracing::warn!(target: "millpond::driver", ?waited, "memory is left to the driver");
+            tracing::warn!(
+                target: "millpond::driver",
+                ?waited,
+                "a dropped pool cannot free its memory; the driver keeps the memory"
+            );
         }
         may_return
     }
@@ -79,7 +84,13 @@ impl<R: DeviceMemoryResource> Central<R> {
         let outcome = task.make_calls(&*self.driver);
         self.report_segments(before, &task);
         match outcome {
-            Err(error) => tracing::warn!(target: "millpond::driver", %error, "memory is left to the driver"),
+            Err(error) => {
+                tracing::warn!(
+                    target: "millpond::driver",
+                    %error,
+                    "a dropped pool cannot free its memory; the driver keeps the memory"
+                );
+            }
             Ok(()) if was_reset && !matches!(task, Task::Return(_)) => {
                 let bytes = task.released_bytes();
                 tracing::debug!(target: "millpond::driver", bytes, "released the memory that outlived a \

@@ -70,7 +70,10 @@ impl CentralCore {
 
     /// Reports that the driver refused memory that it had counted as free.
     pub(crate) fn trace_rival(&self, bytes: u64, error: &dyn Display) {
-        event!(self, DEBUG, "free memory was taken from elsewhere; the growth was undone", bytes, %error);
+        event!(
+            self, DEBUG,
+            "another resource or process took the free memory; the growth was undone", bytes, %error
+        );
     }
 
     /// Reports that memory was returned to the driver or to upstream.

@@ -29,7 +29,7 @@ use millpond_core::{Error, Result};
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum Decay {
-    /// The pool returns unneeded memory over this time. The time may be from a millisecond to a day, and is
+    /// The pool returns unneeded memory over this time. The time must be from a millisecond to a day, and is
     /// rounded down to whole milliseconds.
     Over(Duration),
     /// The pool does not return memory in the background.

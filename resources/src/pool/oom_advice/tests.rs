@@ -575,7 +575,7 @@ fn a_report_says_it_in_a_few_lines() {
     let text = error.to_string();
     let ranges: Vec<&str> = text.lines().collect();
     assert!(ranges[0].starts_with("out of memory for 12MiB on stream 0x"), "{text}");
-    assert!(ranges[0].ends_with(" in `cuda+pool`: it was 12MiB short"), "{text}");
+    assert!(ranges[0].ends_with(" in `cuda+pool`: 12MiB more is needed"), "{text}");
     assert_eq!(ranges[1], "  this would have helped:");
 }
 

@@ -64,9 +64,9 @@ fn a_free_on_a_dead_stream() {
     // SAFETY: the stream is this test's; naming it afterwards is the mistake that is tested.
     unsafe { device.stream_destroy(dead) }.unwrap();
     let text = format!(
-        "took back {ptr} (1048576 bytes, stream {dead}) in `cuda_async`: the stream was destroyed before the \
-         call, so the block waits for all work of the device; pass a stream that is alive and is ordered \
-         after the block's uses"
+        "deallocated {ptr} (1048576 bytes, stream {dead}) in `cuda_async`: the stream was destroyed before \
+         the call, so the block becomes free only after all work on the device has ended; pass a stream that \
+         is alive and is ordered after the block's uses"
     );
     assert_eq!(refusal(|| put(&resource, ptr, MIB, dead)), text);
     assert_eq!(resource.pool().used_bytes().unwrap(), 0, "nothing leaks");
@@ -86,8 +86,8 @@ fn a_request_on_a_dead_stream() {
     // SAFETY: the stream is this test's; naming it afterwards is the mistake that is tested.
     unsafe { device.stream_destroy(dead) }.unwrap();
     let text = format!(
-        "driver error for 100B on stream {dead} of DEVICE in `cuda_async`: a stream, an event or a pool that \
-         the call names was destroyed; keep it until its last use: cuStreamIsCapturing: \
+        "driver error for 100B on stream {dead} of DEVICE in `cuda_async`: a stream, event or pool that this \
+         call uses was destroyed; keep each of them until its last use: cuStreamIsCapturing: \
          CUDA_ERROR_INVALID_HANDLE (400): stream {dead} does not exist"
     );
     assert_eq!(said(resource.allocate_bytes(100, dead)), (ErrorKind::Driver, text));
@@ -134,9 +134,9 @@ fn more_than_the_maximum_is_out_of_memory() {
     assert_eq!(kind, ErrorKind::OutOfMemory);
     for part in [
         "out of memory for 3MiB on stream 0 of DEVICE in `cuda_async:max=2MiB`: the request is larger than \
-         the pool's maximum; raise the maximum: it was 1MiB short",
+         the pool's maximum; raise the maximum: 1MiB more is needed",
         "\n  - raise the maximum by 1MiB",
-        "its maximum is 2MiB; the device has ",
+        "the maximum is 2MiB; the device has ",
         "caused by: cuMemAllocFromPoolAsync: CUDA_ERROR_OUT_OF_MEMORY (2)",
         "the pool holds at most 2097152 bytes",
     ] {

@@ -10,7 +10,9 @@ use std::io::Read;
 use millpond_core::DeviceId;
 use millpond_engine::log::{self, Action, LogError, LogReader, column};
 use millpond_engine::program::for_each_row;
+use millpond_engine::text::number_of;
 
+use super::left_out::left_out;
 use super::options::Options;
 use super::refusal::Refusal;
 use crate::budget::{Budget, Exceeded};
@@ -98,7 +100,7 @@ fn logs(
     if recording.is_empty() && !is_recording {
         return Err(Refusal::new(match text.others {
             0 => "has a header but no rows".to_owned(),
-            others => format!("has a header but no rows; {others} other lines were skipped"),
+            others => format!("has a header and {}, but no rows", number_of(others, "other line")),
         }));
     }
     for (code, text) in before.finish(&mut recording, rest_missing.map(|error| error.to_string())) {
@@ -114,8 +116,8 @@ fn logs(
         recording.unknown("several_logs", text);
     }
     if let Some(line) = text.first_other {
-        let text = format!("lines that are not rows were left out: {} (first at line {line})", text.others);
-        recording.unknown("other_lines", text);
+        let text = left_out(text.others, "line", "without a row");
+        recording.unknown("other_lines", format!("{text}; the first is line {line}"));
     }
     Ok(recording)
 }
@@ -351,8 +353,7 @@ impl Devices {
 
     fn tell(&self, recording: &mut Recording) {
         if self.left_out > 0 {
-            let text = format!("rows of other devices were left out: {}", self.left_out);
-            recording.unknown("other_device", text);
+            recording.unknown("other_device", left_out(self.left_out, "row", "of other devices"));
         }
     }
 }

@@ -8,6 +8,7 @@ use std::io::Read;
 
 use csv::StringRecord;
 use millpond_engine::log::Lines;
+use millpond_engine::text::number_of;
 
 use crate::budget::Budget;
 use crate::import::refusal::Refusal;
@@ -60,6 +61,9 @@ fn columns(header: &StringRecord) -> Option<Columns> {
     })
 }
 
+const NO_COLUMN: &str =
+    "the header lacks a required column; the required columns are id, lower, upper and size";
+
 /// Converts rows to buffers.
 struct Rows<'a> {
     recording: Recording,
@@ -108,8 +112,7 @@ impl Rows<'_> {
             _ if row.len() == 1 && row[0].is_empty() => Ok(()),
             Some(columns) => self.buffer(columns, row),
             None => {
-                self.header =
-                    Some(columns(row).ok_or_else(|| Refusal::new("the header lacks a required column"))?);
+                self.header = Some(columns(row).ok_or_else(|| Refusal::new(NO_COLUMN))?);
                 Ok(())
             }
         }
@@ -121,7 +124,10 @@ impl Rows<'_> {
         let value = |place: usize, what: &str| {
             let text = cell(place);
             let number = text.parse::<u64>();
-            number.map_err(|_| Refusal::new(format!("`{}` is not {what}", text.escape_debug())))
+            number.map_err(|_| {
+                let text = text.escape_debug();
+                Refusal::new(format!("`{text}` is not a whole number; {what} is expected here"))
+            })
         };
         let optional = |place: Option<usize>, what: &str| match place {
             Some(place) if !cell(place).is_empty() => value(place, what).map(Some),
@@ -129,8 +135,9 @@ impl Rows<'_> {
         };
         let (lower, end) = (value(columns.lower, "a first step")?, value(columns.upper, "a last step")?);
         let upper = end.checked_add(u64::from(columns.is_inclusive)).filter(|&upper| lower < upper);
-        let upper = upper
-            .ok_or_else(|| Refusal::new(format!("the buffer ends at {end}, before it begins at {lower}")))?;
+        let upper = upper.ok_or_else(|| {
+            Refusal::new(format!("the buffer's end, {end}, must be after its begin, {lower}"))
+        })?;
         let bytes = value(columns.size, "a size in bytes")?;
         let alignment = optional(columns.alignment, "an alignment in bytes")?.unwrap_or(1).max(1);
         if !alignment.is_power_of_two() {
@@ -169,10 +176,9 @@ impl Rows<'_> {
             return Err(Refusal::new("has a header but no buffers"));
         }
         if gaps > 0 {
-            let text = format!(
-                "buffers may be unused for some steps (gaps), which is ignored; buffers with gaps: \
-                     {gaps}"
-            );
+            let buffers = number_of(gaps, "buffer");
+            let text =
+                format!("the gaps of {buffers} are ignored: a buffer is live from its begin to its end");
             recording.unknown("gaps", text);
         }
         if header.is_some_and(|columns| columns.offset.is_none()) {

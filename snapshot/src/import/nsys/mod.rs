@@ -11,7 +11,9 @@ use std::collections::{HashMap, HashSet};
 use std::path::Path;
 
 use millpond_engine::log::StreamKey;
+use millpond_engine::text::number_of;
 
+use super::left_out::left_out;
 use super::options::Options;
 use super::refusal::Refusal;
 use crate::budget::Budget;
@@ -65,8 +67,7 @@ pub(super) fn import(
     let stacks = chains::stacks(&database, &rows, &mut recording, budget)?;
     events(&mut recording, &rows, &kinds, &stacks, budget)?;
     if host > 0 {
-        let text = format!("events of host memory were left out: {host}");
-        recording.unknown("host_memory", text);
+        recording.unknown("host_memory", left_out(host as u64, "event", "of host memory"));
     }
     if frees == 0 {
         recording.unknown("no_frees", "the export shows no deallocations, so blocks seem live until the end");
@@ -110,9 +111,8 @@ fn choose(recording: &mut Recording, rows: &mut Vec<Row>, wanted: Option<u32>) -
     }
     if rows.len() < all {
         let text = format!(
-            "events of other devices were left out: {}; `import --device N` selects a device other than \
-             {device}",
-            all - rows.len()
+            "{}; `import --device N` selects a device other than {device}",
+            left_out((all - rows.len()) as u64, "event", "of other devices")
         );
         recording.unknown("other_device", text);
     }
@@ -122,8 +122,8 @@ fn choose(recording: &mut Recording, rows: &mut Vec<Row>, wanted: Option<u32>) -
     let of_device = rows.len();
     rows.retain(|row| row.process == process);
     if rows.len() < of_device {
-        let text = format!("events of other processes were left out: {}", of_device - rows.len());
-        recording.unknown("other_process", text);
+        let others = (of_device - rows.len()) as u64;
+        recording.unknown("other_process", left_out(others, "event", "of other processes"));
     }
     // Nsight Systems stores the process number in these bits.
     recording.detail("process", process / 0x100_0000 % 0x100_0000);
@@ -183,8 +183,8 @@ fn events(
         add(row, Event { raw_time: row.start, ..event }, recording, budget)?;
     }
     if unsized_early > 0 {
-        let text = format!("blocks from before the profile whose size is not known: {unsized_early}");
-        recording.unknown("no_sizes", text);
+        let blocks = number_of(unsized_early as u64, "block");
+        recording.unknown("no_sizes", format!("the size of {blocks} from before the profile is not known"));
     }
     Ok(())
 }

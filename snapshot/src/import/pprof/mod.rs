@@ -10,6 +10,7 @@ use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::io::Read;
 
+use super::left_out;
 use super::options::Options;
 use super::refusal::Refusal;
 use super::states::{Block, MOST_BYTES, State, States};
@@ -352,9 +353,8 @@ fn describe(recording: &mut Recording, samples: &[Sample<'_>], left_out: u64, ti
         recording.unknown("executables", text);
     }
     if left_out > 0 {
-        let text =
-            format!("bytes on other devices were left out: {left_out}; `import --device N` selects a device");
-        recording.unknown("other_device", text);
+        let text = left_out::left_out(left_out, "byte", "of other devices");
+        recording.unknown("other_device", format!("{text}; `import --device N` selects a device"));
     }
 }
 

@@ -6,6 +6,7 @@ use millpond_engine::text::number_of;
 use super::device::Device;
 use super::start::Start;
 use super::state::State;
+use crate::import::left_out::left_out;
 use crate::recording::Recording;
 
 /// The two code lines that make PyTorch record events.
@@ -45,19 +46,19 @@ pub(super) fn describe(
     recording.detail("blocks in use in the state", state.blocks.len());
     trace(recording, start, facts);
     for (name, count) in unknown {
-        let text = format!("entries with the unknown action `{name}` were left out: {count}");
-        recording.unknown("unknown_action", text);
+        let which = format!("with the unknown action `{name}`");
+        recording.unknown("unknown_action", left_out(*count, "trace event", &which));
     }
     let malformed = start.malformed + state.malformed + state.unknown_states;
     if malformed > 0 {
-        let text =
-            format!("entries, segments and blocks that PyTorch never writes were left out: {malformed}");
-        recording.unknown("malformed_entries", text);
+        let which = "that PyTorch never writes (event, segment or block)";
+        recording.unknown("malformed_entries", left_out(malformed, "item", which));
     }
     if start.odd_segments > 0 {
-        let count = start.odd_segments;
-        let text =
-            format!("events of segments that contradict the state: {count}; so reserved memory is uncertain");
+        let text = format!(
+            "{} cannot be true together with the memory state in the file, so reserved memory is uncertain",
+            number_of(start.odd_segments, "segment event")
+        );
         recording.unknown("odd_segments", text);
     }
     let others = devices.iter().filter(|device| device.ordinal != chosen);
@@ -139,7 +140,7 @@ fn trace(recording: &mut Recording, start: &Start, facts: &Facts) {
         recording.unknown("no_times", text + more);
     }
     if start.with_stack < known {
-        let text = format!("{} of {entries} entries have no stack", known - start.with_stack);
+        let text = format!("{} of {entries} entries have no call stack", known - start.with_stack);
         recording.unknown("no_stacks", text);
     }
     if facts.out_of_memory > 0 {

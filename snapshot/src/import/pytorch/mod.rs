@@ -150,8 +150,8 @@ fn described(values: &Values, root: Value) -> String {
             }
         }
         Kind::List(_) => "it holds a list".to_owned(),
-        Kind::Text(_) => "it holds a text".to_owned(),
-        Kind::None => "it holds nothing".to_owned(),
+        Kind::Text(_) => "it holds a string".to_owned(),
+        Kind::None => "it holds only None".to_owned(),
         Kind::Bool(_) | Kind::Int(_) | Kind::Float(_) => "it holds a number".to_owned(),
     }
 }

@@ -7,10 +7,13 @@
 
 use std::io::Read;
 
+use millpond_engine::text::number_of;
+
 use super::amounts::{after, amount, grouped, hexadecimal, number_after};
 use super::lines::TextLines;
 use super::traceback::Tracebacks;
 use crate::budget::{Budget, Exceeded};
+use crate::import::left_out::left_out;
 use crate::import::options::Options;
 use crate::import::refusal::Refusal;
 use crate::import::states::{Block, Failure, State, States};
@@ -329,9 +332,10 @@ impl Dumps {
             return match others {
                 0 => Ok(None),
                 _ => Err(Refusal::new(format!(
-                    "has no dump of the requested device's memory, but {} of the host's memory and {} of \
+                    "has no dump of the requested device's memory, only {} of the host's memory and {} of \
                      other devices",
-                    self.host, self.other_devices
+                    number_of(self.host, "dump"),
+                    number_of(self.other_devices, "dump")
                 ))),
             };
         }
@@ -359,11 +363,11 @@ impl Dumps {
             recording.unknown("sums_differ", text);
         }
         for (code, count, what) in [
-            ("host_memory", self.host, "the host's memory"),
-            ("other_device", self.other_devices, "other devices"),
+            ("host_memory", self.host, "of the host's memory"),
+            ("other_device", self.other_devices, "of other devices"),
         ] {
             if count > 0 {
-                recording.unknown(code, format!("dumps of {what} were left out: {count}"));
+                recording.unknown(code, left_out(count, "dump", what));
             }
         }
         Ok(Some(recording))

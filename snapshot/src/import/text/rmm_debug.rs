@@ -176,7 +176,10 @@ impl Log {
         if self.blocks == 0 {
             let text = "the log shows only failed requests, so the live blocks are not known";
             recording.unknown("no_blocks", text);
-            recording.unknown("no_trace", "record the blocks with rmm.reinitialize(logging=True)");
+            recording.unknown(
+                "no_trace",
+                "the log does not show earlier events: record the blocks with rmm.reinitialize(logging=True)",
+            );
         }
         recording.unknown("stacks", "the log does not record which code requested a block");
         recording.unknown(

@@ -3,6 +3,8 @@
 
 use std::io::Read;
 
+use millpond_engine::text::number_of;
+
 use super::amounts::{grouped, hexadecimal, number_after};
 use super::lines::TextLines;
 use crate::budget::{Budget, Exceeded};
@@ -164,8 +166,8 @@ impl Report {
             None => recording.unknown("rest_missing", "the report has no summary, so its end is missing"),
         }
         if self.failed > 0 {
-            let text = format!("failed requests, whose sizes the report does not show: {}", self.failed);
-            recording.unknown("failures", text);
+            let requests = number_of(self.failed, "failed request");
+            recording.unknown("failures", format!("the report does not show the size of {requests}"));
         }
         Ok(recording)
     }

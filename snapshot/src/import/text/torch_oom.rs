@@ -10,6 +10,7 @@ use super::amounts::{after, before, number_after};
 use super::lines::TextLines;
 use super::traceback::Tracebacks;
 use crate::budget::Budget;
+use crate::import::left_out::left_out;
 use crate::import::options::Options;
 use crate::import::refusal::Refusal;
 use crate::import::states::{BASE, Block, Failure, State, States};
@@ -409,15 +410,12 @@ impl Messages {
             recording.unknown("processes", text);
         }
         if self.repeated > 0 {
-            let text = format!("repeated messages with the same figures count once: {}", self.repeated);
+            let text = left_out(self.repeated, "repetition", "of a message with the same figures");
             recording.unknown("repeated", text);
         }
         if self.left_out > 0 {
-            let text = format!(
-                "messages about other devices were left out: {}; `import --device N` selects another device",
-                self.left_out
-            );
-            recording.unknown("other_device", text);
+            let text = left_out(self.left_out, "message", "about other devices");
+            recording.unknown("other_device", format!("{text}; `import --device N` selects another device"));
         }
     }
 }

@@ -12,6 +12,7 @@ mod stacks;
 use std::collections::HashMap;
 use std::io::{BufReader, Read};
 
+use super::left_out::left_out;
 use super::options::Options;
 use super::refusal::Refusal;
 use crate::budget::{Budget, Exceeded};
@@ -356,14 +357,11 @@ impl Trace<'_> {
             recording.unknown("stacks", text);
         }
         if self.host > 0 {
-            recording.unknown("host_memory", format!("events of host memory were left out: {}", self.host));
+            recording.unknown("host_memory", left_out(self.host, "event", "of host memory"));
         }
         if sums.left_out > 0 {
-            let text = format!(
-                "events of other devices were left out: {}; `import --device N` selects another device",
-                sums.left_out
-            );
-            recording.unknown("other_device", text);
+            let text = left_out(sums.left_out as u64, "event", "of other devices");
+            recording.unknown("other_device", format!("{text}; `import --device N` selects another device"));
         }
         if is_cut_off {
             recording.unknown("rest_missing", "the trace ends early, so its rest is missing");

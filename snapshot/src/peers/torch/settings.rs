@@ -116,7 +116,11 @@ impl Settings {
     pub(crate) fn of(recording: &Recording) -> std::result::Result<Self, String> {
         let mut settings = Self::default();
         for (name, value) in recording.settings() {
-            let number = || value.parse::<i64>().map_err(|_| format!("`{name}` is `{value}`"));
+            let number = || {
+                value
+                    .parse::<i64>()
+                    .map_err(|_| format!("`{name}` is `{value}`, which is not a whole number"))
+            };
             match name.as_str() {
                 "max_split_size" => {
                     settings.max_split = u64::try_from(number()?).unwrap_or(u64::MAX);
@@ -140,7 +144,12 @@ impl Settings {
     /// steps.
     fn set_table(&mut self, text: &str) -> std::result::Result<(), String> {
         for pair in text.split(',').filter(|pair| !pair.is_empty()) {
-            let wrong = || format!("`roundup_power2_divisions` has `{pair}`");
+            let wrong = || {
+                format!(
+                    "`roundup_power2_divisions` has `{pair}`, which is not of the form SIZE:STEPS, such as \
+                     256:8"
+                )
+            };
             let (size, divisions) = pair.split_once(':').ok_or_else(wrong)?;
             let size: u64 = size.parse().map_err(|_| wrong())?;
             let at = size.checked_ilog2().ok_or_else(wrong)? as usize;

@@ -61,7 +61,8 @@ impl HostMemory {
     /// fresh each time. Memory reused by the process's allocator would have to be cleared, and so committed.
     fn allocate(&mut self, bytes: u64, most: u64) -> Answer<usize> {
         let refused = || {
-            let text = format!("{bytes} bytes of host memory requested; {} of {most} are taken", self.taken);
+            let text =
+                format!("{bytes} bytes of host memory requested; {} of {most} bytes are in use", self.taken);
             Refusal::new(DriverError::OUT_OF_MEMORY, text)
         };
         let rounded = bytes.checked_next_multiple_of(ALIGNMENT as u64);

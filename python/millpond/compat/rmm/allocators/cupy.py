@@ -16,7 +16,7 @@ def rmm_cupy_allocator(nbytes: int) -> Any:
         The memory; a `DeviceBuffer` owns it.
 
     Raises:
-        MemoryError: The resource has no memory.
+        MemoryError: The resource is out of memory.
         ImportError: CuPy is not installed.
 
     Example:

@@ -25,7 +25,7 @@ class DeviceBuffer(_DeviceBuffer):
         mr: The resource; None means the current device's default resource.
 
     Raises:
-        MemoryError: The resource has no memory.
+        MemoryError: The resource is out of memory.
 
     Example:
         >>> import millpond.compat.rmm as rmm
@@ -90,7 +90,7 @@ def to_device(b: Any, stream: StreamLike = DEFAULT_STREAM) -> DeviceBuffer:
         TypeError: `b` does not support the buffer protocol, or the stream is None.
         ValueError: `b` has several dimensions, gaps, or items of several bytes. For a NumPy array with such
             items, pass `b.view("u1")`.
-        MemoryError: The resource has no memory.
+        MemoryError: The resource is out of memory.
 
     Example:
         >>> import millpond.compat.rmm as rmm
@@ -107,8 +107,8 @@ def _bytes_of(host: Any) -> memoryview:
     view = memoryview(host)
     if view.ndim != 1 or view.itemsize != 1 or not view.c_contiguous:
         raise ValueError(
-            "bytes in one contiguous dimension are wanted, not "
-            f"{view.ndim} dimensions of format {view.format!r} with strides {view.strides}"
+            "the buffer must be one contiguous dimension of bytes, but its number of dimensions is "
+            f"{view.ndim}, its format is {view.format!r}, and its strides are {view.strides}"
         )
     return view.cast("B")
 

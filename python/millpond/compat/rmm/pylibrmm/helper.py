@@ -14,7 +14,7 @@ def parse_bytes(s: int | str) -> int:
             kB to PB (powers of 1000), and KiB to PiB (powers of 1024). A number without a unit is in bytes.
 
     Raises:
-        ValueError: The text is not such a size.
+        ValueError: The text is malformed.
 
     Example:
         >>> from millpond.compat.rmm.pylibrmm.helper import parse_bytes

@@ -8,7 +8,8 @@ def as_stream(stream: StreamLike) -> Stream:
     """Convert a stream of any library to a millpond stream.
 
     Args:
-        stream: A `Stream`, an object with `__cuda_stream__`, a stream of CuPy, PyTorch or Numba, or a handle.
+        stream: A `Stream`, an object with `__cuda_stream__`, a stream of CuPy, PyTorch or Numba, or a handle
+            as a number.
 
     Raises:
         TypeError: `stream` is None, or not a stream.
