@@ -95,7 +95,8 @@ function summedUp(run) {
     texts.push(`The page has the ${shown} largest of ${all} blocks, by bytes times events. It has sums of ` +
       `the other blocks by stack, exact after ${marks} events. So it moves a chosen event and the two ` +
       "marks to the nearest of these events. Tables by line and sizes count all blocks. The map draws " +
-      "small blocks as cells, which a filter makes grey. Lists of blocks and events lack small blocks.");
+      "small blocks as cells. Of a cell, the page knows the four stacks that cover most of it, so a filter " +
+      "shows their parts; the rest of the cell stays grey. Lists of blocks and events lack small blocks.");
   }
   const cut = (count, shown, noun) => {
     if (count > shown) texts.push(`The page has ${inDigits(shown)} of ${numberOf(count, noun)}.`);

@@ -60,8 +60,14 @@ class AddressMap extends Chart {
     super(id, view);
     Object.assign(this, { spans, segments, bytes: Math.max(height, 1), colour, colourOf, bound });
     this.isOfRun = spans === view.run.blocks;
-    // A change of the filter makes all pictures old.
-    view.on("filter", () => { this.picture = this.overview = undefined; });
+    if (this.isOfRun && view.run.columns.cell_share) this.cells = new Cells(view.run);
+    const prepare = () => {
+      // A change of the filter makes all pictures old.
+      this.picture = this.overview = undefined;
+      this.cells?.prepare();
+    };
+    view.on("filter", prepare);
+    prepare();
     this.low = 0;
     this.high = this.bytes;
   }
@@ -98,8 +104,7 @@ class AddressMap extends Chart {
     const image = context.createImageData(width, height);
     const from = this.view.eventAt(this.view.from);
     const to = this.view.eventAt(this.view.to);
-    const fill = (spans, accepts, colourAt, colourOf) => {
-      const raster = new Raster(width, height);
+    const addSpans = (raster, spans, accepts, colourAt) => {
       spans.each(from, to, (at) => {
         if (!accepts(at)) return;
         const bottom = spans.y[at];
@@ -108,38 +113,38 @@ class AddressMap extends Chart {
         const right = this.x(this.endOf(spans.end[at]));
         raster.add(left, right, this.y(bottom + spans.bytes[at]), this.y(bottom), colourAt(at));
       });
+    };
+    const paint = (colourOf, add) => {
+      const raster = new Raster(width, height);
+      add(raster);
       raster.paint(image, colourOf);
     };
     const { free, faint } = theme();
     const { run } = this.view;
-    if (this.segments) fill(this.segments, () => true, () => 0, () => rgbOf(free));
-    const isFiltered = this.isOfRun && run.passes;
-    if (this.isOfRun && run.columns.cell_share) this.cells(image, isFiltered && rgbOf(faint));
-    if (isFiltered) fill(this.spans, (at) => !run.isShown(at), () => 0, () => rgbOf(faint));
-    fill(this.spans, (at) => !isFiltered || run.isShown(at), (at) => this.colour[at], this.colourOf);
+    if (this.segments) {
+      paint(() => rgbOf(free), (raster) => addSpans(raster, this.segments, () => true, () => 0));
+    }
+    // The blocks that the filter hides are below those that it shows.
+    for (const isPassing of this.isOfRun && run.passes ? [false, true] : [true]) {
+      const accepts = (at) => !this.isOfRun || run.isShown(at) === isPassing;
+      paint(isPassing ? this.colourOf : () => rgbOf(faint), (raster) => {
+        this.addCells(raster, isPassing);
+        addSpans(raster, this.spans, accepts, (at) => this.colour[at]);
+      });
+    }
     context.putImageData(image, 0, 0);
     const { axis } = this.view;
     return { canvas, axis, from: this.view.from, to: this.view.to, low: this.low, high: this.high };
   }
 
-  /** Draws the cells that small blocks cover; in one colour if there is a filter, which cells do not know. */
-  cells(image, only) {
+  /** Adds the small blocks that pass the filter to a raster, or the others. */
+  addCells(raster, isPassing) {
+    if (!this.cells) return;
     const { run } = this.view;
-    const [columns, rows] = run.cells;
-    const { cell_share, cell_colour } = run.columns;
-    const raster = new Raster(image.width, image.height);
+    const { columns, rows } = this.cells;
     const x = (column) => this.x(this.view.position((column / columns) * run.events));
     const y = (row) => this.y((row / rows) * run.height);
-    for (let column = 0; column < columns; column++) {
-      const [left, right] = [x(column), x(column + 1)];
-      if (right < 0 || left > image.width) continue;
-      for (let row = 0; row < rows; row++) {
-        const at = row * columns + column;
-        if (!cell_share[at]) continue;
-        raster.add(left, right, y(row + 1), y(row), cell_colour[at], cell_share[at] / 255);
-      }
-    }
-    raster.paint(image, (rank) => only || this.colourOf(rank));
+    this.cells.add(raster, isPassing, x, y);
   }
 
   /** Returns the position of a block's end; a block that was never freed reaches the end of the axis. */
@@ -192,11 +197,16 @@ class AddressMap extends Chart {
     context.drawImage(picture.canvas, left, top, right - left, bottom - top);
   }
 
+  /** Returns the event and the address under the pointer. */
+  placeOf(pointer) {
+    const box = this.canvas.getBoundingClientRect();
+    const y = this.high - ((pointer.clientY - box.top) / box.height) * (this.high - this.low);
+    return [this.view.eventAt(this.positionOf(pointer)), y];
+  }
+
   /** Returns the block under the pointer, or -1. */
   blockAt(pointer) {
-    const box = this.canvas.getBoundingClientRect();
-    const event = this.view.eventAt(this.positionOf(pointer));
-    const y = this.high - ((pointer.clientY - box.top) / box.height) * (this.high - this.low);
+    const [event, y] = this.placeOf(pointer);
     let found = -1;
     this.spans.each(event, event, (at) => {
       const isAt = this.spans.y[at] <= y && y < this.spans.y[at] + this.spans.bytes[at];
@@ -213,8 +223,12 @@ class AddressMap extends Chart {
 
   hover(pointer) {
     const found = this.blockAt(pointer);
-    if (found < 0) return super.hover(pointer);
     const { run } = this.view;
+    if (found < 0) {
+      const [event, y] = this.placeOf(pointer);
+      const small = this.cells?.at(event / run.events, y / run.height);
+      return small ? say(small) : super.hover(pointer);
+    }
     const start = this.spans.start[found], end = this.spans.end[found];
     const until = end < run.events ? `event ${inDigits(end + 1)}` : "the end";
     const of = this.isOfRun ? `, ${run.lineOf(found)}` : "";

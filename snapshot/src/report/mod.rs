@@ -28,13 +28,14 @@ use run::{Extras, Run};
 
 const PAGE: &str = include_str!("page.html");
 const STYLE: &str = include_str!("style.css");
-const SCRIPTS: [&str; 16] = [
+const SCRIPTS: [&str; 17] = [
     include_str!("read.js"),
     include_str!("units.js"),
     include_str!("run.js"),
     include_str!("view.js"),
     include_str!("chart.js"),
     include_str!("charts.js"),
+    include_str!("cells.js"),
     include_str!("map.js"),
     include_str!("sizes.js"),
     include_str!("state.js"),

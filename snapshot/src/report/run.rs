@@ -236,8 +236,8 @@ impl<'a> Run<'a> {
         let fixed = self.marks.iter().map(|mark| mark.event);
         let fixed = fixed.chain(self.failures.iter().map(|failure| failure.event)).chain([self.peak]);
         let mut bands = Bands::new(recording.len(), fixed);
-        let mut cells = (!is_whole && self.height > 0).then(|| Cells::new(recording.len(), self.height));
-        let colours = self.colours(census);
+        let mut cells = (!is_whole && self.height > 0)
+            .then(|| Cells::new(recording.len(), self.height, &self.coloured(census)));
         let mut largest: Vec<(u32, u32)> = Vec::new();
         for (start, event, block) in census.blocks(recording) {
             let (end, origin) = (census.ends[block] as usize, census.block_origins[block]);
@@ -251,7 +251,7 @@ impl<'a> Run<'a> {
             bands.add(origin, start, end, event.bytes);
             if let Some(cells) = &mut cells {
                 let y = census.places.of_address(event.address);
-                cells.add(colours[origin as usize], (start, end), y, event.bytes);
+                cells.add(origin, (start, end), y, event.bytes);
             }
         }
         self.largest(recording, census, &largest, pack)?;
@@ -265,19 +265,30 @@ impl<'a> Run<'a> {
         self.add(pack.numbers("band_length", sums.iter().map(|(band, _)| (band.to - band.from).into())))?;
         self.add(pack.numbers("band_blocks", sums.iter().map(|(_, sum)| sum.blocks)))?;
         self.add(pack.numbers("band_bytes", sums.iter().map(|(_, sum)| sum.bytes)))?;
-        if let Some(cells) = cells {
-            let (shares, colours) = cells.finish();
-            self.add(pack.numbers("cell_share", shares.into_iter().map(u64::from)))?;
-            self.add(pack.numbers("cell_colour", colours.into_iter().map(u64::from)))?;
-        }
-        Ok(())
+        cells.map_or(Ok(()), |cells| self.cells(&cells, pack))
     }
 
-    /// Returns the colour of each origin.
-    fn colours(&self, census: &Census) -> Vec<u8> {
+    /// Packs the cells of small blocks.
+    fn cells(&mut self, cells: &Cells, pack: &mut Pack) -> io::Result<()> {
+        let covered = cells.finish();
+        let mut add = |name: &str, values: &[u8]| {
+            self.columns.push(pack.numbers(name, values.iter().copied().map(u64::from))?);
+            io::Result::Ok(())
+        };
+        add("cell_share", &covered.shares)?;
+        for (at, (layers, parts)) in covered.layers.iter().zip(&covered.parts).enumerate() {
+            add(&format!("cell_layer_{at}"), layers)?;
+            add(&format!("cell_part_{at}"), parts)?;
+        }
+        self.add(pack.numbers("cell_origin", cells.origins()))
+    }
+
+    /// Returns the number of blocks and the colour of each origin.
+    fn coloured(&self, census: &Census) -> Vec<(u64, u8)> {
         let colour = |origin: &Origin| {
             let group = self.texts.groups[origin.stack as usize];
-            self.holders.iter().position(|&holder| holder == group).unwrap_or(COLOURS - 1) as u8
+            let rank = self.holders.iter().position(|&holder| holder == group);
+            (origin.all.blocks, rank.unwrap_or(COLOURS - 1) as u8)
         };
         census.origins.iter().map(colour).collect()
     }

@@ -16,6 +16,11 @@ class State {
       const found = this.blockAt(event);
       if (found !== undefined) view.chooseBlock(found);
     });
+    this.noun = view.run.isSummed ? "large block" : "block";
+    byId("state-hint").textContent = "Each bar is a segment with its blocks, the largest segment first. " +
+      `${view.run.isSummed ? "Small blocks are not drawn. " : ""}${view.run.columns.rounded
+        ? "Red is memory lost by rounding, if the file has a block's rounded size."
+        : "The file has no rounded sizes of blocks."} The table above lists the blocks for the keyboard.`;
     this.collect();
   }
 
@@ -46,8 +51,8 @@ class State {
     this.bars.sort((a, b) => b.bytes - a.bytes);
     this.bars.length = Math.min(all, BARS);
     const shown = all > BARS ? ` The chart shows the ${BARS} largest.` : "";
-    byId("state-text").textContent = `After event ${inDigits(instant + 1)}, ${numberOf(all, "segment")} of ` +
-      `${inBytes(taken)} hold blocks of ${inBytes(used)}.${shown}`;
+    byId("state-text").textContent = `After event ${inDigits(instant + 1)}, ${this.noun}s of ` +
+      `${inBytes(used)} are in ${numberOf(all, "segment")} of ${inBytes(taken)}.${shown}`;
     this.canvas.style.height = `${Math.max(this.bars.length, 1) * BAR + 2}px`;
   }
 
@@ -67,10 +72,11 @@ class State {
       context.fillRect(0, y, x(bar.bytes), tall);
       for (const block of bar.blocks) {
         const left = x(run.blocks.y[block] - bar.from);
-        const rounded = run.columns.rounded?.[block] ?? 0;
-        context.fillStyle = colours.bad;
+        const rounded = run.columns.rounded?.[block];
+        const isShown = run.isShown(block);
+        context.fillStyle = isShown ? colours.bad : colours.faint;
         if (rounded) context.fillRect(left, y, x(rounded), tall);
-        context.fillStyle = run.isShown(block) ? css(paletteOf(run, run.colour[block])) : colours.faint;
+        context.fillStyle = isShown ? css(paletteOf(run, run.colour[block])) : colours.faint;
         context.fillRect(left, y, Math.max(x(run.blocks.bytes[block]) - 0.5, 0.5), tall);
       }
     });
@@ -97,7 +103,7 @@ class State {
     const { run } = this.view;
     if (block !== undefined) say(`a block of ${inBytes(run.blocks.bytes[block])}, ${run.lineOf(block)}`);
     else if (bar) {
-      const blocks = numberOf(bar.blocks.length, "block");
+      const blocks = numberOf(bar.blocks.length, this.noun);
       say(`a segment of ${inBytes(bar.bytes)} with ${blocks} of ${inBytes(bar.used)}`);
     }
   }

@@ -1,5 +1,6 @@
 //! The page of a file with more blocks than a page has.
 
+use std::collections::HashSet;
 use std::fmt::Write;
 
 use serde_json::{Value, json};
@@ -20,9 +21,14 @@ struct Block {
     end: usize,
     bytes: u64,
     stack: usize,
+    address: u64,
 }
 
-/// Returns a log of 240,000 blocks, and its blocks. Most live shortly; some large ones live long.
+/// The first address of the log.
+const FIRST: u64 = 0x7f00_0000_0000;
+
+/// Returns a log of 240,000 blocks, and its blocks. Most live shortly; some large ones live long. At the end,
+/// the allocator takes a segment, which holds all blocks.
 fn long() -> (String, Vec<Block>) {
     let mut log = String::from("Thread,Time,Action,Pointer,Size,Stream,UnixNs,Stack,Notes\n");
     let (mut random, mut blocks, mut live) = (11_u64, Vec::new(), Vec::<usize>::new());
@@ -41,19 +47,24 @@ fn long() -> (String, Vec<Block>) {
         if live.len() < 300 + step(100) as usize {
             let stack = 1 + step(STACKS as u64) as usize;
             let bytes = if step(50) == 0 { 1 << 20 } else { 512 * (1 + step(8)) };
-            let address = 0x7f00_0000_0000_u64 + blocks.len() as u64 % 4096 * (1 << 20);
+            let address = FIRST + blocks.len() as u64 % 4096 * (1 << 20);
             writeln!(log, "1,0,allocate,{address:#x},{bytes},0,{time},{stack},{notes}").unwrap();
             notes.clear();
             live.push(blocks.len());
-            blocks.push(Block { start: event, end: usize::MAX, bytes, stack });
+            blocks.push(Block { start: event, end: usize::MAX, bytes, stack, address });
         } else {
             let block = live.swap_remove(step(live.len() as u64) as usize);
-            let address = 0x7f00_0000_0000_u64 + block as u64 % 4096 * (1 << 20);
-            writeln!(log, "1,0,free,{address:#x},{},0,{time},,", blocks[block].bytes).unwrap();
+            let Block { address, bytes, .. } = blocks[block];
+            writeln!(log, "1,0,free,{address:#x},{bytes},0,{time},,").unwrap();
             blocks[block].end = event;
         }
         event += 1;
     }
+    let Block { address, bytes, end, .. } = &mut blocks[live[0]];
+    *end = event + 1;
+    let time = 1_700_000_000_000_000_000 + *end * EVENT_NS;
+    let segment = format!("segment_alloc {FIRST:#x} {} 1 0 - - 0:0 0 -", 4096_u64 << 20);
+    writeln!(log, "1,0,free,{address:#x},{bytes},0,{time},,{segment}").unwrap();
     (log, blocks)
 }
 
@@ -129,8 +140,58 @@ fn sums_of_a_long_file_are_exact() {
     let shown = browser.number(&format!("millpond.run.filtered.range({peak}, {peak} + 1)[1]"));
     let of_three = sum(of_line(3).filter(at_peak))[0].clone();
     assert_eq!(Some(shown), of_three.as_f64());
+    a_filter_splits_cells(&mut browser, &blocks);
     times_of_blocks(&mut browser);
     is_silent(&browser);
+}
+
+/// Checks which cells of the map show small blocks of the third stack, which the filter chose.
+fn a_filter_splits_cells(browser: &mut Browser, blocks: &[Block]) {
+    let large: HashSet<usize> =
+        serde_json::from_value(browser.evaluate("[...millpond.run.blocks.start]")).unwrap();
+    let run = browser.evaluate(
+        "(() => { const { events, height, cells } = millpond.run; return [events, height, ...cells]; })()",
+    );
+    let [events, height, columns, rows] = serde_json::from_value::<[f64; 4]>(run).unwrap();
+    let mut expected: HashSet<u64> = HashSet::new();
+    for block in blocks.iter().filter(|block| block.stack == 3 && !large.contains(&block.start)) {
+        let [left, right] =
+            [block.start, block.end].map(|at| (at.min(events as usize) as f64 / events * columns) as u64);
+        let y = block.address - FIRST;
+        let [low, high] = [y, y + block.bytes].map(|at| (at as f64 / height * rows) as u64);
+        for row in low..=high {
+            expected.extend((left..=right).map(|column| row * columns as u64 + column));
+        }
+    }
+    let found = browser.evaluate(
+        "(() => { const { cells } = millpond.view.charts.find(({ canvas }) => canvas.id === 'map');
+          const shown = [], wrong = []; let unknown = 0, example;
+          cells.shares.forEach((share, cell) => {
+            let part = 0, all = 0;
+            cells.each(cell, (share, { passes }) => { all += share; if (passes) part += share;
+              if (passes === undefined) unknown++; });
+            if (Math.abs(all - share / 255) > 0.01) wrong.push([cell, all, share]);
+            if (part) shown.push(cell);
+            if (part && part < 0.9 * all) example ??= cell;
+          });
+          const text = cells.at((example % cells.columns + 0.5) / cells.columns,
+            (Math.floor(example / cells.columns) + 0.5) / cells.rows);
+          return { shown, wrong, unknown, text }; })()",
+    );
+    assert_eq!(found["wrong"], json!([]));
+    let shown: HashSet<u64> = serde_json::from_value(found["shown"].clone()).unwrap();
+    assert!(shown.is_subset(&expected), "{:?}", shown.difference(&expected).collect::<Vec<_>>());
+    // A cell lacks a stack that covers less than a millionth of it, and a fifth stack.
+    let (some, all) = (shown.len(), expected.len());
+    assert!(some > 1000 && some * 10 > all * 8, "{some} of {all}");
+    let text = found["text"].as_str().unwrap();
+    assert!(text.contains("small blocks cover") && text.contains("the filter shows"), "{text}");
+    // The segments lack small blocks, and say so.
+    browser.evaluate("millpond.view.choose(millpond.run.events - 1)");
+    let segments = browser.text("document.getElementById('state-text').textContent");
+    assert!(segments.contains("large blocks of") && segments.contains("1 segment of 4.00 GiB"), "{segments}");
+    let hint = browser.text("document.getElementById('state-hint').textContent");
+    assert!(hint.contains("Small blocks are not drawn") && hint.contains("no rounded sizes"), "{hint}");
 }
 
 /// Checks the times of blocks, and the axis of time.
