@@ -48,24 +48,30 @@ class BlockPanel {
     const [start, end] = [blocks.start[block], blocks.end[block]];
     const isFreed = end < run.events;
     const lane = run.lanes[columns.origin_lane[run.origin[block]]] ?? {};
-    const rounded = columns.rounded?.[block];
-    const waste = rounded ? `, ${inBytes(rounded - blocks.bytes[block])} lost` : "";
+    const requested = columns.requested?.[block];
     const facts = [
-      ["requested", inBytes(blocks.bytes[block])],
-      ["rounded", rounded ? inBytes(rounded) + waste : "not in the file"],
+      ...this.sizes(block),
       ["allocated", this.when(block, start, 0)],
+      ["free requested", requested ? eventText(run, start + requested) : undefined],
       ["freed", isFreed ? this.when(block, end, 1) : "never"],
       ["life", this.life(block, start, end)],
       ["line", run.lineOf(block)],
       ["stream", lane.stream], ["thread", lane.thread], ["pool", lane.pool],
       ["name", run.tags[(columns.tag?.[block] ?? 0) - 1]],
     ];
-    if (columns.requested?.[block]) {
-      facts.splice(3, 0, ["free requested", eventText(run, start + columns.requested[block])]);
-    }
     const address = run.addressOf(block);
     if (address !== undefined) facts.push(["address", address]);
     return facts.filter(([, value]) => value !== undefined && value !== null);
+  }
+
+  /** Returns the sizes of a block. The file may have only the requested or only the rounded ones. */
+  sizes(block) {
+    const { run } = this.view;
+    const bytes = run.blocks.bytes[block];
+    if (run.is_rounded) return [["size", inBytes(bytes)]];
+    const rounded = run.columns.rounded?.[block];
+    const text = rounded ? `${inBytes(rounded)}, ${inBytes(rounded - bytes)} lost` : "unknown";
+    return [["requested", inBytes(bytes)], ["rounded", text]];
   }
 
   /** Returns when a block began or ended. A long file has the exact times in columns of their own. */

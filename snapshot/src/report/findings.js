@@ -14,11 +14,18 @@ function findings(explanation) {
   }
 }
 
+/** What only segments tell: parts of reserved memory. */
+const PIECES = ["wholly_free_bytes", "pinned_bytes", "rounding_bytes", "held_bytes", "largest_free_bytes"];
+
 /** Shows where the memory is at each explained moment. */
 function ledger(explanation, parent) {
   element("h2", "Ledger", parent);
   const names = { peak: "at the peak", failure: "at the failed request", end: "at the end" };
-  const moments = explanation.moments;
+  const isRounded = explanation.not_known.some(({ code }) => code === "rounded");
+  const moments = explanation.moments.map((moment) => {
+    const unknown = moment.reserved_bytes === null ? PIECES : isRounded ? ["rounding_bytes"] : [];
+    return { ...moment, ...Object.fromEntries(unknown.map((key) => [key, null])) };
+  });
   const nameOf = ({ occasion, event }) => `${names[occasion]}, event ${inDigits(event + 1)}`;
   const head = ["", ...moments.map(nameOf)];
   const rows = [

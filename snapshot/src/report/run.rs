@@ -13,7 +13,7 @@ use super::census::{Census, Course, Origin, THRESHOLDS, Times};
 use super::pack::{Column, Pack};
 use super::texts::Texts;
 use crate::placement::Placement;
-use crate::recording::{Clock, EventKind, Id, Life, Recording};
+use crate::recording::{Clock, EventKind, Id, Lane, Life, Recording};
 
 /// The most blocks in a page. If a recording has more, the page has the largest blocks by bytes times events.
 const BLOCKS: usize = 200_000;
@@ -42,6 +42,8 @@ pub(super) struct Run<'a> {
     clock: Clock,
     /// The unit of the page's times, in units of the clock.
     time_unit: u64,
+    /// Whether the sizes of blocks are rounded, and the requested ones are unknown.
+    is_rounded: bool,
     columns: Vec<Column>,
     /// The number of bytes in all ranges of addresses that were ever used.
     height: u64,
@@ -90,8 +92,8 @@ struct Mark<'a> {
 
 #[derive(Debug, Serialize)]
 struct LaneText {
-    thread: String,
-    stream: String,
+    thread: Option<String>,
+    stream: Option<String>,
     pool: Option<String>,
 }
 
@@ -126,6 +128,7 @@ impl<'a> Run<'a> {
             step,
             clock: recording.clock(),
             time_unit: census.times.unit,
+            is_rounded: recording.lacks("rounded"),
             columns: Vec::new(),
             height: 0,
             blocks: census.ends.len(),
@@ -492,17 +495,20 @@ fn holders(census: &Census, texts: &Texts<'_>) -> Vec<usize> {
     held.into_iter().map(|(_, group)| group).collect()
 }
 
+/// Returns the threads, streams and pools, each if the source tells it.
 fn lanes(recording: &Recording) -> Vec<LaneText> {
-    let text = |lane: &crate::recording::Lane| LaneText {
-        thread: lane.thread.to_string(),
-        stream: lane.stream.to_string(),
+    let lacks_streams = ["streams", "no_trace"].into_iter().any(|code| recording.lacks(code));
+    let is_told = !lacks_streams && recording.clock() != Clock::Steps;
+    let text = |lane: &Lane| LaneText {
+        thread: (lane.thread != 0).then(|| lane.thread.to_string()),
+        stream: (is_told || lane.stream != Lane::default().stream).then(|| lane.stream.to_string()),
         pool: lane.pool.map(|(first, second)| format!("{first}:{second}")),
     };
     recording.lanes().iter().map(text).collect()
 }
 
 fn has_addresses(recording: &Recording) -> bool {
-    !recording.unknowns().iter().any(|unknown| unknown.code == "addresses")
+    !recording.lacks("addresses") && !recording.lacks("no_addresses")
 }
 
 /// The first marks and failed requests.

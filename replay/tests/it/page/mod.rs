@@ -13,6 +13,7 @@ mod explore;
 mod long;
 mod measure;
 mod pictures;
+mod unknown;
 
 use std::path::{Path, PathBuf};
 
