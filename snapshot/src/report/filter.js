@@ -5,23 +5,33 @@
 const RESULTS = 20;
 
 class Filter {
-  constructor(view) {
-    this.view = view;
+  constructor(view, other) {
+    Object.assign(this, { view, other });
     this.search = byId("search");
     this.results = byId("results");
     this.search.addEventListener("input", () => this.find());
     this.search.addEventListener("keydown", (event) => {
       if (event.key === "Enter" && this.search.value) this.byText(this.search.value);
-      if (event.key === "Escape") this.clear();
+      if (event.key === "ArrowDown") this.results.querySelector("button")?.focus();
     });
-    addEventListener("keydown", (event) => {
-      if (event.key !== "/" || event.target.closest("input, select, textarea")) return;
-      event.preventDefault();
-      this.search.focus();
-    });
+    moveByArrows(this.results);
+    addEventListener("keydown", (event) => this.key(event));
     byId("no-filter").addEventListener("click", () => this.clear());
     this.lanes();
     this.show();
+  }
+
+  /** Escape first takes back the last thing that a person chose. */
+  key(event) {
+    const field = event.target.closest?.("input[type=search], select");
+    if (field && field !== this.search) return;
+    if (event.key === "/" && !field) {
+      event.preventDefault();
+      this.search.focus();
+    }
+    if (event.key !== "Escape") return;
+    if (field || this.view.block === undefined) this.clear();
+    else this.view.chooseBlock(undefined);
   }
 
   /** Offers the streams, threads and pools, if there are several. */
@@ -55,40 +65,74 @@ class Filter {
       const text = `${name}: ${inBytes(bytes)} at the peak, ${numberOf(blocks, "block")} in all`;
       button(text, item, () => this.byFrame(name));
     }
-    say(`${numberOf(found.length, "frame")} found. Press Enter to show only these frames.`);
+    const next = found.length ? " Press Enter to show only these frames." : "";
+    say(`${numberOf(found.length, "frame")} found.${next}`);
   }
 
   byText(text) {
-    const wanted = text.toLowerCase();
-    this.set(`frames with “${text}”`, (run, stack) => run.namesOf(stack).some((name) => {
-      return name.toLowerCase().includes(wanted);
-    }));
+    this.choose("text", text);
   }
 
   byFrame(name) {
-    this.set(`the frame ${name}`, (run, stack) => run.namesOf(stack).includes(name));
+    this.choose("frame", name);
   }
 
   byGroup(group) {
-    this.byLines(this.view.run.lines[group], this.view.run.leads[group]);
+    this.byLines(this.view.run.lines[group]);
   }
 
-  /** Shows only the stacks with these lines; a person reads `lead` first. */
-  byLines(lines, lead) {
-    this.set(`the line ${lead}`, (run, stack) => run.lines[run.groups[stack]] === lines);
+  /** Shows only the stacks with these lines. */
+  byLines(lines) {
+    this.choose("line", lines);
   }
 
-  set(text, accepts) {
-    [this.text, this.accepts] = [text, accepts];
+  /** Shows only the stacks that match a value: a text in their frames, a frame, or their lines. */
+  choose(kind, value) {
+    const wanted = value.toLowerCase();
+    const hasText = (name) => name.toLowerCase().includes(wanted);
+    const kinds = {
+      text: [`frames with “${value}”`, (run, stack) => run.namesOf(stack).some(hasText)],
+      frame: [`the frame ${value}`, (run, stack) => run.namesOf(stack).includes(value)],
+      line: [`the line ${this.leadOf(value)}`, (run, stack) => run.lines[run.groups[stack]] === value],
+    };
+    if (!Object.hasOwn(kinds, kind)) return;
+    [this.text, this.accepts] = kinds[kind];
+    this.chosen = `${kind}:${value}`;
+    if (this.results.contains(document.activeElement)) this.search.focus();
     this.results.replaceChildren();
     this.apply();
+  }
+
+  /** Returns what a person reads first of some lines. */
+  leadOf(lines) {
+    const has = (run) => run?.lines.includes(lines);
+    const run = [this.view.run, this.other].find(has);
+    return run ? run.leads[run.lines.indexOf(lines)] : lines.split("\n").at(-1);
+  }
+
+  /** Adds the filter to the link of the page. */
+  keepIn(link) {
+    for (const [kind, choice] of this.choices) link.control(kind, choice.id);
+    link.add("only", () => this.chosen, (text = "") => {
+      const at = text.indexOf(":");
+      this.drop();
+      this.choose(text.slice(0, at), text.slice(at + 1));
+      if (!this.chosen) this.apply();
+    });
+  }
+
+  /** Forgets the chosen stacks. */
+  drop() {
+    this.text = this.accepts = this.chosen = undefined;
   }
 
   clear() {
     this.search.value = "";
     this.view.wanted = undefined;
     for (const [, choice] of this.choices) choice.value = "*";
-    this.set(undefined, undefined);
+    this.results.replaceChildren();
+    this.drop();
+    this.apply();
   }
 
   /** Returns which origins of a run pass; nothing if all do. */
@@ -119,8 +163,9 @@ class Filter {
     if (!text) return;
     const { origin_peak_bytes, origin_blocks } = run.columns;
     const sum = (column) => column.reduce((sum, value, at) => sum + value * run.passes[at], 0);
-    byId("filter-text").textContent = `The page shows only ${text}: ${inBytes(sum(origin_peak_bytes))} are ` +
-      `live at the peak, and the file has ${numberOf(sum(origin_blocks), "block")} of it.`;
+    const blocks = numberOf(sum(origin_blocks), "block");
+    byId("filter-text").textContent = `Live memory, addresses, stacks and lines show only ${text}: ` +
+      `${inBytes(sum(origin_peak_bytes))} at the peak, ${blocks} in all.`;
   }
 }
 

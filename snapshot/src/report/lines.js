@@ -131,7 +131,7 @@ class Kept {
   }
 }
 
-/** Compares two runs: their sums, and what each line holds. */
+/** Compares two runs: their sums, and what each line holds. Returns the table of lines. */
 function comparison(view, other, filter, parent) {
   const { run } = view;
   element("h2", "Two runs", parent);
@@ -141,13 +141,13 @@ function comparison(view, other, filter, parent) {
     const difference = a === undefined || b === undefined ? "–" : signedBytes(b - a);
     return [name, shown(a), shown(b), difference];
   };
+  element("p", `A is ${run.file}, B is ${other.file}.`, parent).className = "hint";
   const end = (of) => of.columns.origin_end_bytes.reduce((sum, bytes) => sum + bytes, 0);
-  table(parent, ["", run.file, other.file, "difference"], [
+  table(parent, ["", "A", "B", "difference"], [
     row("peak live", peak(run.livePyramid), peak(other.livePyramid)),
     row("peak reserved", peak(run.reservedPyramid), peak(other.reservedPyramid)),
     row("live at the end", end(run), end(other)),
   ]);
-  element("p", `A is ${run.file}, B is ${other.file}.`, parent).className = "hint";
   const signedCount = (count) => (count > 0 ? "+" : "") + inDigits(count);
   const pair = (name, key, text, signed) => [
     { name: `${name}, A`, value: ({ a }) => a?.[key] ?? 0, text },
@@ -162,7 +162,7 @@ function comparison(view, other, filter, parent) {
       ...pair("blocks", "origin_blocks", inDigits, signedCount),
       ...pair("at the end", "origin_end_bytes", inBytes, signedBytes),
     ],
-    act: ({ text, lead }) => filter.byLines(text, lead),
+    act: ({ text }) => filter.byLines(text),
     actTitle: ({ text }) => `${text}\nClick to show only this line.`,
   });
   const show = () => {
@@ -183,4 +183,5 @@ function comparison(view, other, filter, parent) {
   };
   view.on("filter", show);
   show();
+  return compared;
 }

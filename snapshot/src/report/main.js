@@ -1,6 +1,11 @@
 // Builds the page from the data in this file.
 "use strict";
 
+/** The names of controls in the link of the page, and their elements. */
+const CONTROLS = [
+  ["flame", "flame-kind"], ["frames", "all-frames"], ["inverted", "inverted"], ["temporary", "threshold"],
+];
+
 const json = (id) => JSON.parse(byId(id).textContent);
 
 async function main() {
@@ -14,22 +19,26 @@ async function main() {
   summedUp(run);
   findings(summary.explanation);
   const view = new View(run);
-  const filter = new Filter(view);
+  const filter = new Filter(view, other);
+  const link = new Link(view);
   const holders = charts(view, other, filter, summary);
   const flame = new Flame(view, filter);
   new BlockPanel(view, filter);
-  new LargestBlocks(view);
+  const orders = { lines: new Lines(view, filter).table, kept: new Kept(view, filter).table };
+  orders.largest = new LargestBlocks(view).table;
   new Events(view);
-  new Lines(view, filter);
-  new Kept(view, filter);
   const tables = byId("tables");
   ledger(summary.explanation, tables);
-  if (part("compare", other)) comparison(view, other, filter, byId("compare"));
+  if (part("compare", other)) orders.compare = comparison(view, other, filter, byId("compare"));
   facts(summary.explanation, run, tables);
-  controls(view, () => {
+  controls(view, link, () => {
     legends(view, other);
     holders.legend(filter);
   });
+  filter.keepIn(link);
+  for (const [name, id] of CONTROLS) link.control(name, id);
+  for (const [name, table] of Object.entries(orders)) link.order(name, table);
+  link.read();
   say(`${numberOf(run.events, "event")}, ${numberOf(run.total, "block")}`);
   view.isSettled = true;
   view.drawAll();
@@ -120,18 +129,14 @@ function plan(run, view, { height, bound, is_optimal }) {
     `allocator needs: ${inBytes(bound)}.`;
 }
 
-function controls(view, recolour) {
+function controls(view, link, recolour) {
   const axes = { events: byId("axis-events"), time: byId("axis-time") };
   axes.time.disabled = !view.run.time;
   if (!view.run.time) axes.time.title = "The file has no times";
-  for (const [axis, of] of Object.entries(axes)) {
-    of.addEventListener("click", () => {
-      view.setAxis(axis);
-      for (const [name, other] of Object.entries(axes)) {
-        other.setAttribute("aria-pressed", String(name === axis));
-      }
-    });
-  }
+  for (const [axis, of] of Object.entries(axes)) of.addEventListener("click", () => view.setAxis(axis));
+  view.on("axis", () => {
+    for (const [axis, of] of Object.entries(axes)) of.setAttribute("aria-pressed", axis === view.axis);
+  });
   byId("zoom-in").addEventListener("click", () => view.zoom(1 / 1.5));
   byId("zoom-out").addEventListener("click", () => view.zoom(1.5));
   byId("whole").addEventListener("click", () => view.show(0, view.end));
@@ -144,31 +149,35 @@ function controls(view, recolour) {
     view.changed();
   };
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);
-  themes(redraw);
+  themes(link, redraw);
 }
 
-/** Lets a person choose light or dark colours; the browser may remember the choice. */
-function themes(redraw) {
+/** Lets a person choose light or dark colours; the link and the browser remember the choice. */
+function themes(link, redraw) {
   const choice = byId("theme");
   const set = (name) => {
-    if (name === "system") delete document.documentElement.dataset.theme;
-    else document.documentElement.dataset.theme = name;
+    choice.value = ["light", "dark"].includes(name) ? name : "system";
+    if (choice.value === "system") delete document.documentElement.dataset.theme;
+    else document.documentElement.dataset.theme = choice.value;
+    redraw();
   };
+  let kept;
   try {
-    const kept = localStorage.getItem("millpond-theme");
-    if (kept === "light" || kept === "dark") set(choice.value = kept);
+    kept = localStorage.getItem("millpond-theme");
   } catch {
     // Without a storage, the choice holds for this visit.
   }
+  set(kept);
   choice.addEventListener("change", () => {
-    set(choice.value);
-    redraw();
+    set(kept = choice.value);
     try {
-      localStorage.setItem("millpond-theme", choice.value);
+      localStorage.setItem("millpond-theme", kept);
     } catch {
       // As above.
     }
   });
+  const get = () => (choice.value === "system" ? undefined : choice.value);
+  link.add("theme", get, (name) => set(name ?? kept));
 }
 
 main().catch((error) => say(`This report cannot be shown: ${error.message}`));

@@ -28,7 +28,7 @@ use run::{Extras, Run};
 
 const PAGE: &str = include_str!("page.html");
 const STYLE: &str = include_str!("style.css");
-const SCRIPTS: [&str; 17] = [
+const SCRIPTS: [&str; 18] = [
     include_str!("read.js"),
     include_str!("units.js"),
     include_str!("run.js"),
@@ -45,6 +45,7 @@ const SCRIPTS: [&str; 17] = [
     include_str!("block.js"),
     include_str!("lines.js"),
     include_str!("findings.js"),
+    include_str!("link.js"),
     include_str!("main.js"),
 ];
 

@@ -12,8 +12,34 @@ function table(parent, head, rows) {
   for (const row of rows) line(row, "td");
 }
 
+/** Lets the arrow keys move the focus among the buttons of rows. */
+function moveByArrows(rows) {
+  rows.addEventListener("keydown", (event) => {
+    const row = event.target.closest("tr, li");
+    const next = { ArrowUp: row?.previousElementSibling, ArrowDown: row?.nextElementSibling }[event.key];
+    const buttons = next?.querySelectorAll("button");
+    if (!buttons?.length) return;
+    event.preventDefault();
+    const at = [...row.querySelectorAll("button")].indexOf(event.target);
+    (buttons[at] ?? buttons[0]).focus();
+  });
+}
+
+/** Replaces the rows of a table. If the focus was in them, it goes to the current row, or stays in place. */
+function replaceRows(body, rows) {
+  const buttons = () => [...body.querySelectorAll("button")];
+  const at = buttons().indexOf(document.activeElement);
+  body.replaceChildren(...rows);
+  if (at < 0) return;
+  const now = buttons();
+  (body.querySelector("[aria-current] button") ?? now[Math.min(at, now.length - 1)])?.focus();
+}
+
 /** The rows that a table shows at first. */
 const FIRST_ROWS = 15;
+
+/** What follows the name of the column in the text of an order. */
+const RISING = ", rising";
 
 /**
  * A table that sorts by each column. A column has a name, a title that explains it, the value of a row to
@@ -21,8 +47,7 @@ const FIRST_ROWS = 15;
  */
 class SortedTable {
   constructor(parent, { caption, columns, by, act, actTitle }) {
-    Object.assign(this, { columns, act, actTitle });
-    this.by = by;
+    Object.assign(this, { columns, act, actTitle, by, first: by });
     this.falls = true;
     this.rows = [];
     this.table = element("table", undefined, parent);
@@ -37,6 +62,7 @@ class SortedTable {
       return cell;
     });
     this.body = element("tbody", undefined, this.table);
+    moveByArrows(this.body);
     this.more = button("", parent, () => {
       this.showsAll = !this.showsAll;
       this.draw();
@@ -47,6 +73,21 @@ class SortedTable {
   sortBy(at) {
     this.falls = this.by === at ? !this.falls : at > 0;
     this.by = at;
+    this.draw();
+    this.table.dispatchEvent(new Event("change", { bubbles: true }));
+  }
+
+  /** The order of the rows as text; undefined at first. */
+  get order() {
+    if (this.by === this.first && this.falls) return undefined;
+    return `${this.columns[this.by].name}${this.falls ? "" : RISING}`;
+  }
+
+  set order(text = "") {
+    this.falls = !text.endsWith(RISING);
+    const name = this.falls ? text : text.slice(0, -RISING.length);
+    const found = this.columns.findIndex((column) => column.name === name);
+    this.by = found < 0 ? this.first : found;
     this.draw();
   }
 
@@ -64,7 +105,7 @@ class SortedTable {
       return (a === undefined) - (b === undefined) || order(a, b);
     });
     const shown = this.showsAll ? sorted : sorted.slice(0, FIRST_ROWS);
-    this.body.replaceChildren(...shown.map(([, row]) => this.line(row)));
+    replaceRows(this.body, shown.map(([, row]) => this.line(row)));
     this.heads.forEach((head, at) => {
       const direction = this.falls ? "descending" : "ascending";
       head.setAttribute("aria-sort", at === this.by ? direction : "none");

@@ -6,7 +6,7 @@ class View {
   constructor(run) {
     this.run = run;
     this.charts = [];
-    this.listeners = { instant: [], filter: [], between: [], block: [] };
+    this.listeners = { instant: [], filter: [], between: [], block: [], axis: [], rest: [] };
     this.isSettled = true;
     this.instant = run.peak;
     // Before the first event, and after the last one.
@@ -14,7 +14,10 @@ class View {
     this.setAxis("events");
   }
 
-  /** Calls a function when the chosen instant, the filter, the two marks or the chosen block change. */
+  /**
+   * Calls a function when the chosen instant, the filter, the two marks, the chosen block or the axis change,
+   * or when nothing has changed for a moment.
+   */
   on(what, act) {
     this.listeners[what].push(act);
   }
@@ -30,7 +33,7 @@ class View {
     this.tell("instant");
   }
 
-  /** Chooses a block, and the event that allocated it. */
+  /** Chooses a block, or none. */
   chooseBlock(block) {
     this.block = block;
     this.tell("block");
@@ -56,6 +59,7 @@ class View {
     this.end = Math.max(axis === "time" ? this.run.timeOf(this.run.events - 1) : this.run.events, 1);
     if (wasWhole) this.show(0, this.end);
     else this.show(this.position(was[0]), this.position(was[1]));
+    this.tell("axis");
   }
 
   /** Returns the position of an event on the axis. */
@@ -109,6 +113,7 @@ class View {
     this.timer = setTimeout(() => {
       this.isSettled = true;
       this.drawAll();
+      for (const act of this.listeners.rest) act();
     }, 120);
     this.frame ??= requestAnimationFrame(() => {
       this.frame = undefined;
@@ -155,8 +160,11 @@ const rgbOf = (hex) => [1, 3, 5].map((at) => parseInt(hex.slice(at, at + 2), 16)
 
 const css = (rgb) => `rgb(${rgb.join(",")})`;
 
-/** Draws a text that stays readable over the chart. */
+/** Draws a text inside of the chart that stays readable over it. */
 function label(context, text, x, y, colours) {
+  const { fontBoundingBoxAscent: tall, width } = context.measureText(text);
+  x = Math.max(0, Math.min(x, context.canvas.width - width - 3));
+  y = Math.max(y, tall);
   context.lineJoin = "round";
   context.lineWidth = 3;
   context.strokeStyle = colours.panel;

@@ -106,7 +106,12 @@ impl Browser {
 
     /// Opens a page, and waits until its script has drawn it.
     pub(crate) fn open(&mut self, page: &Path) {
-        self.call("Page.navigate", json!({"url": format!("file://{}", page.display())}));
+        self.open_link(page, "");
+    }
+
+    /// Opens a page with a text behind its address.
+    pub(crate) fn open_link(&mut self, page: &Path, link: &str) {
+        self.call("Page.navigate", json!({"url": format!("file://{}{link}", page.display())}));
         let ready = "new Promise(done => { const look = () => \
                      document.body?.dataset.ready || /cannot be shown/.test(document.body?.innerText) \
                      ? done(readout.textContent) : setTimeout(look, 10); look(); })";

@@ -57,7 +57,7 @@ fn a_search_finds_frames_and_a_frame_limits_all_charts_and_tables() {
         assert_eq!(counted[part].as_f64(), Some(live), "{part}: {counted}");
     }
     assert!(counted["kept"].as_u64().unwrap() <= shown.len() as u64);
-    assert!(browser.text("document.getElementById('filtered').textContent").contains("only the frame"));
+    assert!(browser.text("document.getElementById('filtered').textContent").contains("show only the frame"));
     assert_eq!(browser.evaluate("document.getElementById('filtered').hidden"), false);
 
     // Enter takes every frame with the text; Escape shows everything again.

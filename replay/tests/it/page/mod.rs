@@ -10,6 +10,7 @@
 
 mod browser;
 mod explore;
+mod link;
 mod long;
 mod measure;
 mod pictures;
