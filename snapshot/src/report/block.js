@@ -11,17 +11,36 @@ function eventText(run, event) {
   return `event ${inDigits(event + 1)}${time}`;
 }
 
+/** Shows a block that a person chose in a part of the page that may be far from it. */
+function openBlock(view, block) {
+  view.chooseBlock(block);
+  byId("block").scrollIntoView();
+}
+
 /** Shows the chosen block. */
 class BlockPanel {
   constructor(view, filter) {
     Object.assign(this, { view, filter });
     this.shown = undefined;
+    byId("no-block").addEventListener("click", () => view.chooseBlock(undefined));
     view.on("block", () => {
-      if (view.block !== undefined && view.block !== this.shown) this.show(view.block);
+      if (view.block === this.shown) return;
+      if (view.block === undefined) this.hide();
+      else this.show(view.block);
     });
   }
 
+  /** Returns the focus to where the block was chosen. */
+  hide() {
+    this.shown = undefined;
+    byId("block").hidden = true;
+    this.opener?.focus();
+    this.opener?.scrollIntoView({ block: "nearest" });
+  }
+
   show(block) {
+    const isOutside = !byId("block").contains(document.activeElement);
+    if (isOutside) this.opener = document.activeElement;
     this.shown = block;
     const { run } = this.view;
     const panel = byId("block");
@@ -110,7 +129,7 @@ class LargestBlocks {
         { name: "life", value: (block) => run.blocks.end[block] - run.blocks.start[block],
           text: (life) => numberOf(life, "event") },
       ],
-      act: (block) => view.chooseBlock(block), actTitle: () => "Click to show this block.",
+      act: (block) => openBlock(view, block), actTitle: () => "Click to show this block.",
     });
     for (const what of ["instant", "filter"]) view.on(what, () => this.show());
     this.show();
@@ -131,6 +150,7 @@ class LargestBlocks {
 class Events {
   constructor(view) {
     this.view = view;
+    moveByArrows(byId("events"));
     view.on("instant", () => this.show());
     this.show();
   }
@@ -152,7 +172,7 @@ class Events {
       if (from <= event && event <= to) rows.push([event, `${kind.replace("_", " ")} ${name}`]);
     }
     rows.sort((a, b) => a[0] - b[0]);
-    byId("events").replaceChildren(...rows.map((row) => this.line(row)));
+    replaceRows(byId("events"), rows.map((row) => this.line(row)));
   }
 
   segments(from, to, rows) {
@@ -177,7 +197,7 @@ class Events {
     element("td", inSize(block === undefined ? bytes : run.blocks.bytes[block]), line);
     const last = element("td", undefined, line);
     if (block === undefined) last.textContent = lead ?? "";
-    else button(run.lineOf(block), last, () => view.chooseBlock(block));
+    else button(run.lineOf(block), last, () => openBlock(view, block));
     return line;
   }
 }

@@ -134,7 +134,7 @@ class Chart {
       "]": () => view.setMark(1, view.instant),
     };
     const act = keys[event.key];
-    if (!act || event.ctrlKey || event.metaKey) return;
+    if (!act || event.ctrlKey || event.metaKey || event.altKey) return;
     event.preventDefault();
     act();
   }

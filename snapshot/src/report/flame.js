@@ -21,7 +21,31 @@ class Flame {
     this.only.addEventListener("click", () => filter.byFrame(this.path.at(-1).name));
     for (const what of ["instant", "between", "filter"]) view.on(what, () => this.show());
     view.on("block", () => this.mark());
+    this.element.addEventListener("keydown", (event) => this.move(event));
+    for (const kind of ["focusin", "pointerover"]) {
+      this.element.addEventListener(kind, ({ target }) => {
+        if (target.title) say(target.title.replace("\n", ": "));
+      });
+    }
     this.show();
+  }
+
+  /** Moves the focus to a frame above or below, or to its neighbour. */
+  move(event) {
+    const from = this.boxes.find(({ box }) => box === event.target);
+    const step = { ArrowUp: -1, ArrowDown: 1, ArrowLeft: 0, ArrowRight: 0 }[event.key];
+    if (!from || step === undefined || event.altKey) return;
+    event.preventDefault();
+    const row = this.boxes.filter(({ depth }) => depth === from.depth + step);
+    row.sort((a, b) => a.left - b.left);
+    const { left } = from;
+    const to = {
+      ArrowUp: () => row.findLast((other) => other.left <= left),
+      ArrowDown: () => row.find((other) => left <= other.left && other.left < left + from.width),
+      ArrowLeft: () => row.findLast((other) => other.left < left),
+      ArrowRight: () => row.find((other) => other.left > left),
+    }[event.key]();
+    to?.box.focus();
   }
 
   /** Returns a title, and the sums of each origin that the graph shows. */
@@ -76,6 +100,7 @@ class Flame {
     this.path = path;
     this.only.disabled = path.length < 2;
     const boxes = [];
+    const hasFocus = this.element.contains(document.activeElement);
     const root = path[0];
     const add = (node, left, width, depth, onPath) => {
       const box = button(node.name, undefined, () => this.draw(onPath));
@@ -87,7 +112,9 @@ class Flame {
       box.style.width = `${width * 100}%`;
       box.style.top = `${depth * 18}px`;
       box.style.background = css(tint(node.name));
-      boxes.push(box);
+      // Arrows lead to the other frames.
+      box.tabIndex = node === path.at(-1) ? 0 : -1;
+      boxes.push({ box, depth, left, width });
     };
     path.slice(0, -1).forEach((node, depth) => add(node, 0, 1, depth, path.slice(0, depth + 1)));
     let deepest = path.length;
@@ -104,7 +131,9 @@ class Flame {
         at += wide;
       }
     }
-    this.element.replaceChildren(...boxes);
+    this.boxes = boxes;
+    this.element.replaceChildren(...boxes.map(({ box }) => box));
+    if (hasFocus) boxes.find(({ box }) => box.tabIndex === 0).box.focus();
     this.element.style.height = `${Math.min(deepest * 18 + 2, 480)}px`;
     this.mark();
   }

@@ -14,7 +14,7 @@ class State {
     this.canvas.addEventListener("pointermove", (event) => this.hover(event));
     this.canvas.addEventListener("click", (event) => {
       const found = this.blockAt(event);
-      if (found !== undefined) view.chooseBlock(found);
+      if (found !== undefined) openBlock(view, found);
     });
     this.noun = view.run.isSummed ? "large block" : "block";
     byId("state-hint").textContent = "Each bar is a segment with its blocks, the largest segment first. " +

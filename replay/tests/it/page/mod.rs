@@ -10,6 +10,7 @@
 
 mod browser;
 mod explore;
+mod keys;
 mod link;
 mod long;
 mod measure;

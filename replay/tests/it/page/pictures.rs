@@ -11,12 +11,20 @@ fn settle(browser: &mut Browser) {
     browser.evaluate("new Promise(done => setTimeout(done, 500))");
 }
 
+/// Scrolls an element to below the controls.
+fn scroll(browser: &mut Browser, element: &str) {
+    browser.evaluate(&format!(
+        "scrollBy(0, document.querySelector('{element}').getBoundingClientRect().top - \
+         document.getElementById('bar').offsetHeight)"
+    ));
+}
+
 #[test]
 fn pictures_of_the_page() {
     let folder = Folder::new();
     let page = page(&folder, &[&snapshot("programs/gpt_all")], &["--plan-time", "0"]);
     let Some(mut browser) = Browser::start() else { return };
-    let size = json!({"width": 1200, "height": 900, "deviceScaleFactor": 1, "mobile": false});
+    let size = json!({"width": 1200, "height": 950, "deviceScaleFactor": 1, "mobile": false});
     browser.call("Emulation.setDeviceMetricsOverride", size);
     browser.open(&page);
     // The largest block that is freed is chosen.
@@ -27,7 +35,7 @@ fn pictures_of_the_page() {
           view.chooseBlock(best); document.getElementById('readout').textContent = '';
           document.getElementById('findings').hidden = true; })()",
     );
-    browser.place("#holders", (0.0, 0.0));
+    scroll(&mut browser, "section:has(> #timeline)");
     settle(&mut browser);
     screenshot(&mut browser, "report-light.png");
 
@@ -39,10 +47,7 @@ fn pictures_of_the_page() {
     );
     let size = json!({"width": 1100, "height": 520, "deviceScaleFactor": 1, "mobile": false});
     browser.call("Emulation.setDeviceMetricsOverride", size);
-    browser.evaluate(
-        "scrollBy(0, document.getElementById('lines').getBoundingClientRect().top - \
-         document.getElementById('bar').offsetHeight)",
-    );
+    scroll(&mut browser, "#lines");
     settle(&mut browser);
     assert_eq!(browser.text("getComputedStyle(document.documentElement).colorScheme"), "dark");
     screenshot(&mut browser, "report-dark.png");
