@@ -269,7 +269,7 @@ impl<T: Pod> HostCopy<T> {
         self.len == 0
     }
 
-    /// Returns whether the copy is done. Then [`wait`](Self::wait) returns without waiting.
+    /// Returns whether the copy is done. If it is, [`wait`](Self::wait) returns at once.
     ///
     /// # Errors
     /// The driver's errors.

@@ -17,8 +17,8 @@ use crate::{DevicePtr, StreamRef};
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[non_exhaustive]
 pub enum MisuseKind {
-    /// The resource has no block that starts at this pointer. The block is another resource's block, or was
-    /// freed before.
+    /// No live block of this resource starts at this pointer. The pointer belongs to another resource, points
+    /// into a block, or its block was freed before and is no longer known.
     ForeignPointer,
     /// The block at this pointer is already free.
     DoubleFree,

@@ -284,9 +284,9 @@ mod tests {
     #[test]
     fn a_wrong_device_is_an_error_that_says_what_is_right() {
         for (text, why) in [
-            ("", "none of"),
-            ("gpu:0", "none of"),
-            ("0", "none of"),
+            ("", "must be `cuda`, `sim` or `own`"),
+            ("gpu:0", "must be `cuda`, `sim` or `own`"),
+            ("0", "must be `cuda`, `sim` or `own`"),
             ("own:", "number"),
             ("cuda:", "number"),
             ("cuda:-1", "number"),

@@ -258,7 +258,7 @@ class ProfilerRecords:
             return dict(self._records)
 
     def report(self, ordered_by: str = "memory_peak") -> str:
-        """Return the records as a table. The row with the highest value comes first.
+        """Return the records as a table, sorted by the column `ordered_by`, highest value first.
 
         Args:
             ordered_by: The column that orders the rows: "memory_peak", "num_calls" or "memory_total".

@@ -57,7 +57,7 @@ fn the_error_says_limit_use_and_lack() {
     assert_eq!(error.kind(), ErrorKind::OutOfMemory);
     assert_eq!((error.requested_bytes(), error.stream()), (Some((1 << 29) + 1000), Some(S)));
     assert_eq!(error.stack(), Some("mock+limiting:limit=1GiB"));
-    for part in ["the limit is 1GiB", "512MiB are in use", "1KiB short"] {
+    for part in ["the limit is 1GiB", "512MiB are in use", "1KiB more is needed"] {
         assert!(error.to_string().contains(part), "{error}");
     }
 }

@@ -103,9 +103,9 @@ impl CountingDriver {
         self.taken.peak()
     }
 
-    /// Returns the number of bytes of the device's memory that are held now. The result is the larger of two
-    /// numbers. One is [`bytes_taken`](Self::bytes_taken). The other is the number of bytes that the driver's
-    /// pools hold. The method queries each pool that has served a block. These queries are not counted as
+    /// Returns a lower bound of the bytes of the device's memory that are held now. The result is the larger
+    /// of two numbers. One is [`bytes_taken`](Self::bytes_taken). The other is the number of bytes that the
+    /// driver's pools hold. The method queries each pool that has served a block. These queries are not counted as
     /// calls.
     pub fn bytes_held(&self) -> u64 {
         self.bytes_taken().max(self.pools.held(&*self.inner))
@@ -116,7 +116,8 @@ impl CountingDriver {
         self.peak_bytes_taken().max(self.pools.peak(&*self.inner))
     }
 
-    /// Resets the peaks to the bytes that are allocated and held now.
+    /// Resets [`peak_bytes_taken`](Self::peak_bytes_taken) and [`peak_bytes_held`](Self::peak_bytes_held) to the
+    /// present values.
     pub fn reset_peak(&self) {
         self.taken.reset_peak();
         self.pools.reset_peak(&*self.inner);
@@ -139,7 +140,7 @@ impl CountingDriver {
         self.probe.peak()
     }
 
-    /// Sets all counts to 0, and the peaks to the bytes that are allocated and held now.
+    /// Sets all counts to 0, and resets the peaks as [`reset_peak`](Self::reset_peak) does.
     pub fn reset(&self) {
         self.cells.iter().for_each(Cell::reset);
         self.reset_peak();

@@ -333,7 +333,7 @@ mod tests {
         let error = |text: &str| LogReader::from_reader("log", text.as_bytes()).unwrap_err().to_string();
         assert!(error("").starts_with("log: is empty; a log starts with"));
         assert!(error("\n\n").starts_with("log: is empty"));
-        assert!(error("a,b,c\n1,2,3\n").starts_with("log:1: column Thread: the header lacks it"));
+        assert!(error("a,b,c\n1,2,3\n").starts_with("log:1: column Thread: the header lacks this column"));
         assert!(error("Thread,Time,Action,Pointer,Size\n").contains("column Stream"));
     }
 

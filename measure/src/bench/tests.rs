@@ -151,11 +151,9 @@ fn a_simulated_device_that_is_too_small_grows_and_a_note_says_so() {
         "{:?}",
         report.notes
     );
-    assert!(
-        seen.last()
-            .unwrap()
-            .contains("churn_large with 1 thread, 1 stream, 2000 live, 1MiB..64MiB, on cuda+pool")
-    );
+    assert!(seen.last().unwrap().contains(
+        "churn_large with 1 thread, 1 stream, 2000 live blocks per thread, 1MiB..64MiB, on cuda+pool"
+    ));
 }
 
 #[test]
@@ -205,6 +203,6 @@ fn a_table_has_each_result_and_what_it_is_to_mimalloc() {
     );
     assert!(text.contains("on cuda was skipped: it is too slow"), "{text}");
     assert!(
-        text.contains("note: the run did only few steps") && text.contains("note: the device is simulated")
+        text.contains("note: --quick measures few steps") && text.contains("note: the device is simulated")
     );
 }

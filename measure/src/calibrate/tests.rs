@@ -112,7 +112,10 @@ fn a_stack_that_fails_is_noted_and_the_others_are_compared() {
     let (mut outcome, mut out) = (Outcome::default(), Vec::new());
     check.log(&program, &mut outcome, &mut out).unwrap();
     let text = String::from_utf8(out).unwrap();
-    assert!(text.contains("log, cuda+pool: driver time") && text.contains("log, cuda: live"), "{text}");
+    assert!(
+        text.contains("log, cuda+pool: driver time") && text.contains("log, cuda: peak live memory"),
+        "{text}"
+    );
     let [failure] = &*outcome.failures else { panic!("{outcome:?}") };
     assert!(
         failure.starts_with("log, cuda+limiting:limit=1MiB: ") && failure.contains("line 2"),

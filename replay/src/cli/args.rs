@@ -172,8 +172,10 @@ With --details:
                 that the stack serves
 
 Exit status:
-  0  every stack named with --stack served every row; without --stack, at least one stack of the line-up did
-  1  a stack could not be built, or did not serve a row (also if a row `allocate failure` fails again);
+  0  every stack named with --stack served every row; without --stack, one stack that served every row is
+     enough
+  1  a stack could not be built, or refused an invalid free; a stack named with --stack did not serve a row,
+     or without --stack, no stack served every row (also if a row `allocate failure` fails again);
      `calibrate --check` found the simulated device too different from the real one; `gate` found the memory
      over its budget; `plan` or `tune` found no solution that is sure to fit into --capacity; `plan` wrote no
      plan because the pool needs less memory without the plan

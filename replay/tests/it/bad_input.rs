@@ -43,7 +43,10 @@ fn a_header_and_nothing_else() {
 #[test]
 fn a_wrong_header() {
     let run = with_content("Thread,Time,Action,Address,Size,Stream\n1,0,free,0x1,1,0\n");
-    run.fails_with(2, &["log.csv:1: column Pointer: the header lacks it", "Thread,Time,Action,Pointer"]);
+    run.fails_with(
+        2,
+        &["log.csv:1: column Pointer: the header lacks this column", "Thread,Time,Action,Pointer"],
+    );
 }
 
 #[test]

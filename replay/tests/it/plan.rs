@@ -163,7 +163,7 @@ fn a_log_that_lacks_a_part_gives_no_plan() {
     let whole = steps(2, 256);
     let late = format!("{HEADER}1,00:00:00.000001,free,0x7000,640,0\n{whole}");
     let cut = format!("{HEADER}{whole}1,00:00:00.000001,fr");
-    for (text, why) in [(late, "1 block, at least 640B"), (cut, "the last row is cut off")] {
+    for (text, why) in [(late, "1 block, in all at least 640B"), (cut, "the last row is cut off")] {
         let log = folder.write("part.csv", text);
         assert_eq!(run(&[], &log).status, 0);
         for name in ["part.plan", "part.placed.csv"] {

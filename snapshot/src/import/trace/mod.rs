@@ -32,8 +32,9 @@ const MOST_DEVICES: usize = 128;
 const APART: u64 = 2 << 20;
 
 const PROFILE_AGAIN: &str = "profile with torch.profiler.profile(profile_memory=True, with_stack=True), or \
-                             write a snapshot with torch.cuda.memory._dump_snapshot(\"snapshot.pickle\"), \
-                             which also has streams and segments";
+                             write a snapshot, which also has streams and segments, with \
+                             torch.cuda.memory._record_memory_history() and \
+                             torch.cuda.memory._dump_snapshot(\"snapshot.pickle\")";
 
 /// A memory event.
 #[derive(Clone, Copy, Debug)]
