@@ -209,7 +209,7 @@ fn canary_a_free_that_does_not_wait_is_seen() {
     // SAFETY: the simulated device keeps the memory until its work is done.
     unsafe { device.pageable_free(block, layout) };
     let violations = device.take_violations();
-    assert!(violations[0].to_string().contains("free ends 1048576 bytes"), "{}", violations[0]);
+    assert!(violations[0].to_string().contains("free releases 1048576 bytes"), "{}", violations[0]);
 }
 
 #[test]
