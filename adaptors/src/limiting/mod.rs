@@ -41,7 +41,7 @@ use crate::shards::{All, Guard, Shards};
 /// assert_eq!(resource.allocated_bytes(), 1024);
 /// let error = resource.allocate_bytes(1025, StreamRef::LEGACY).unwrap_err();
 /// assert!(error.is_out_of_memory());
-/// assert!(error.to_string().contains("256B short"), "{error}");
+/// assert!(error.to_string().contains("256B more is needed"), "{error}");
 /// # // SAFETY: the block is live, unused, and freed with its layout.
 /// # unsafe { resource.deallocate_bytes(block, 1000, StreamRef::LEGACY) };
 /// # Ok::<(), millpond_core::Error>(())

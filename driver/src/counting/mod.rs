@@ -105,8 +105,8 @@ impl CountingDriver {
 
     /// Returns a lower bound of the bytes of the device's memory that are held now. The result is the larger
     /// of two numbers. One is [`bytes_taken`](Self::bytes_taken). The other is the number of bytes that the
-    /// driver's pools hold. The method queries each pool that has served a block. These queries are not counted as
-    /// calls.
+    /// driver's pools hold. The method queries each pool that has served a block. These queries are not counted
+    /// as calls.
     pub fn bytes_held(&self) -> u64 {
         self.bytes_taken().max(self.pools.held(&*self.inner))
     }
@@ -116,8 +116,8 @@ impl CountingDriver {
         self.peak_bytes_taken().max(self.pools.peak(&*self.inner))
     }
 
-    /// Resets [`peak_bytes_taken`](Self::peak_bytes_taken) and [`peak_bytes_held`](Self::peak_bytes_held) to the
-    /// present values.
+    /// Resets [`peak_bytes_taken`](Self::peak_bytes_taken) and [`peak_bytes_held`](Self::peak_bytes_held) to
+    /// the present values.
     pub fn reset_peak(&self) {
         self.taken.reset_peak();
         self.pools.reset_peak(&*self.inner);

@@ -116,7 +116,7 @@ fn sized(name: String, raw: impl Read + Send, size: u64, options: &Options) -> R
     finished(content(&name, raw, options, &mut budget), &name)
 }
 
-/// Ends every import. A device's number is not known if it is larger than that of any device.
+/// Ends every import. No device has a number of 2^30 or more, so such a number counts as unknown.
 fn finished(read: Result<Recording, Refusal>, name: &str) -> Result<Recording, LogError> {
     let mut recording = read.map_err(|error| refused(name, error))?;
     recording.device = recording.device.filter(|number| DeviceId::cuda(*number).ordinal() == *number);

@@ -33,7 +33,7 @@ pub(super) struct Cells {
     height: f64,
 }
 
-/// What the page has of the cells, row by row.
+/// The cells of the page, row by row.
 #[derive(Debug, Default)]
 pub(super) struct Covered {
     /// The covered share of each cell, in 255ths.

@@ -75,7 +75,7 @@ class Link {
     this.add(name, () => table.order, (text) => { table.order = text; });
   }
 
-  /** Shows what the address says. */
+  /** Shows the view that the address describes. */
   read() {
     const parts = new URLSearchParams(location.hash.slice(1));
     for (const [name, { get, set }] of this.parts) {
@@ -85,7 +85,7 @@ class Link {
     this.isRead = true;
   }
 
-  /** Writes the view to the address, in place of the last one. */
+  /** Writes the view to the address. It replaces the last view there. */
   write() {
     if (!this.isRead) return;
     const parts = new URLSearchParams();

@@ -58,7 +58,10 @@ fn bad_rows_are_named_with_their_lines() {
     let text = read(b"id,lower,upper,size\n\n\xff,1,2,3\n").unwrap_err();
     assert_eq!(text, "file:3: the row is not UTF-8 text");
     let lines = "\u{feff}id,lower,upper,size\r\n\r\na,0,9,1\r\n \r\nb,x,9,1";
-    assert_eq!(read(lines.as_bytes()).unwrap_err(), "file:5: `x` is not a first step");
+    assert_eq!(
+        read(lines.as_bytes()).unwrap_err(),
+        "file:5: `x` is not a whole number; a first step is expected here"
+    );
 }
 
 #[test]

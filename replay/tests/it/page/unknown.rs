@@ -1,4 +1,4 @@
-//! The page never shows a number for what the file does not tell.
+//! The page never shows a number that the file does not tell.
 
 use std::path::Path;
 

@@ -76,7 +76,7 @@ pub(super) fn import(
             let read = bfc::import(recording, line, &mut lines, &mut tracebacks, options, budget)?;
             return read.ok_or_else(|| Refusal::new(NO_FIGURES));
         }
-        // This comes last: the reader hands back a line that another reader recognises, and would get it again.
+        // This comes last: the reader hands back a line for another reader, and would get it again.
         if torch_oom::is_start(&line) {
             next = torch_oom::import(
                 &mut recording,
