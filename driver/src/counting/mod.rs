@@ -105,7 +105,7 @@ impl CountingDriver {
 
     /// Returns a lower bound of the bytes of the device's memory that are held now. The result is the larger
     /// of two numbers. One is [`bytes_taken`](Self::bytes_taken). The other is the number of bytes that the
-    /// driver's pools hold. The method queries each pool that has served a block. These queries are not counted
+    /// driver's pools hold. The method queries each pool that has served a block. These queries do not count
     /// as calls.
     pub fn bytes_held(&self) -> u64 {
         self.bytes_taken().max(self.pools.held(&*self.inner))
