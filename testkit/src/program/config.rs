@@ -2,7 +2,7 @@
 
 use millpond_core::{AnyResource, DriverHandle, Result, StreamRef};
 
-use super::StatisticsCheck;
+use super::{Habits, StatisticsCheck};
 use crate::conformance::{Decay, Inspect, Refusals, Subject};
 
 /// Builds the resource under test on a device.
@@ -46,6 +46,8 @@ pub struct Config {
     pub streams: u16,
     /// The most live blocks at one time. Programs with many live blocks find most errors.
     pub most_live: usize,
+    /// Whether programs destroy streams before their end.
+    pub destroys: bool,
     /// Whether the resource's driver calls sometimes fail, with errors that are not sticky.
     pub faults: bool,
     /// How much of the statistics is compared.
@@ -77,6 +79,8 @@ pub struct Config {
     pub threads: u8,
     /// Whether a reset of the context or a sticky error may end the program.
     pub endings: bool,
+    /// The habits of an allocator from another project.
+    pub habits: Habits,
 }
 
 impl Config {
@@ -89,6 +93,7 @@ impl Config {
         fewest_streams: u16,
         streams: u16,
         most_live: usize,
+        destroys: bool,
         faults: bool,
         statistics: StatisticsCheck,
         verify_out_of_memory: bool,
@@ -103,6 +108,7 @@ impl Config {
         devices: u8,
         threads: u8,
         endings: bool,
+        habits: Habits,
     }
 
     /// Returns the usual programs for a pool: 256 operations over up to 8 streams on a device of 32 MiB.
@@ -117,6 +123,7 @@ impl Config {
             fewest_streams: 1,
             streams: 8,
             most_live: 48,
+            destroys: true,
             faults: false,
             statistics: StatisticsCheck::None,
             verify_out_of_memory: true,
@@ -131,6 +138,7 @@ impl Config {
             devices: 1,
             threads: 1,
             endings: false,
+            habits: Habits::default(),
         }
     }
 

@@ -119,18 +119,18 @@ impl Execution {
 
     /// Drops the resource and checks the device afterwards.
     fn end(self) -> Result<Summary, Broken> {
-        let Self { device, resource, summary, ending, guest, scopes, .. } = self;
+        let Self { config, device, resource, summary, ending, guest, scopes, .. } = self;
         drop((guest, scopes));
         let calls = device.driver_calls();
         drop(resource);
         match ending {
-            None | Some(Ending::Reset) => oracle::nothing_left(&device)?,
+            None | Some(Ending::Reset) => oracle::nothing_left(&device, config.habits)?,
             Some(Ending::Lost) if device.driver_calls() != calls => {
                 let made = device.driver_calls() - calls;
                 let text = format!("{made} driver calls when a resource of a lost device is dropped");
                 return Err(Broken::new(FailureKind::Outlived, text));
             }
-            Some(Ending::Lost | Ending::Unnoticed) => oracle::no_violation(&device)?,
+            Some(Ending::Lost | Ending::Unnoticed) => oracle::no_violation(&device, config.habits)?,
         }
         Ok(summary)
     }
@@ -351,7 +351,7 @@ impl Execution {
         self.device.synchronize().map_err(unexpected)?;
         self.order.host_saw_device();
         while let Some(&block) = self.live.last() {
-            self.deallocate(block, 0)?;
+            self.deallocate(block, self.last_stream(block))?;
         }
         self.scopes.clear();
         if let Some(guest) = self.guest.take() {

@@ -183,7 +183,9 @@ impl Execution {
                 block >= self.next_block && named(stream) && self.scope_of(stream).is_none_or(follows)
             }
             Op::LaunchGraph { back, stream } => self.can_launch(back, stream),
-            Op::Deallocate { block, stream } => self.may_free(stream, block),
+            Op::Deallocate { block, stream } => {
+                self.frees_there(block, stream) && self.may_free(stream, block)
+            }
             Op::Write { block, stream } => self.may_use(stream, block, false),
             Op::Read { block, stream } => self.may_use(stream, block, true),
             Op::Record { event, stream } => usize::from(event) < MAX_EVENTS && named(stream),
@@ -202,6 +204,7 @@ impl Execution {
                     && stream > 0
                     && free(stream)
                     && !self.scopes.is_open(stream)
+                    && !self.still_frees_on(stream)
             }
             Op::SyncDevice => self.captures.live.is_empty(),
             Op::BeginCapture { stream, .. } => {
@@ -218,6 +221,23 @@ impl Execution {
             Op::Trim { .. } | Op::PassTime { .. } | Op::FailCall { .. } => true,
             Op::Device { .. } | Op::Thread { .. } => false,
         }
+    }
+
+    /// Whether the allocator frees the block in the order of this stream.
+    fn frees_there(&self, block: Block, stream: Stream) -> bool {
+        let own = self.blocks.get(&block).map(|live| live.stream);
+        !self.config.habits.frees_on_own_stream || own == Some(stream)
+    }
+
+    /// Whether the allocator will free a live block in the order of this stream.
+    fn still_frees_on(&self, stream: Stream) -> bool {
+        self.config.habits.frees_on_own_stream && self.blocks.values().any(|live| live.stream == stream)
+    }
+
+    /// The stream on which the program's end frees a block, after the host has waited for the device.
+    pub(super) fn last_stream(&self, block: Block) -> Stream {
+        let own = self.blocks.get(&block).map(|live| live.stream);
+        own.filter(|_| self.config.habits.frees_on_own_stream).unwrap_or(0)
     }
 
     fn makes(&self, mistake: Mistake) -> bool {

@@ -113,7 +113,7 @@ impl Generator {
             largest_alignment: config.largest_alignment,
             capacity_bytes: config.capacity_bytes,
             aligned_percent: if rng.percent(30) { 20 } else { 0 },
-            destroys: rng.percent(50),
+            destroys: rng.percent(50) && config.destroys,
             passes_time: config.decay.is_some(),
             phase: Phase::Fill,
             phase_left: 0,
@@ -235,7 +235,9 @@ impl Generator {
     fn deallocate(&mut self, execution: &Execution) -> Op {
         let Some(&block) = self.rng.pick(&execution.live) else { return self.allocate() };
         let own = execution.blocks.get(&block).map_or(0, |live| live.stream);
-        let stream = if self.rng.percent(60) && self.can_use(execution, own) { own } else { self.stream() };
+        let keeps_own = execution.config.habits.frees_on_own_stream;
+        let takes_own = keeps_own || (self.rng.percent(60) && self.can_use(execution, own));
+        let stream = if takes_own { own } else { self.stream() };
         self.after_ordering(execution, block, stream, Op::Deallocate { block, stream })
     }
 

@@ -34,6 +34,7 @@ mod execution;
 mod failure;
 mod generate;
 mod graphs;
+mod habits;
 mod launches;
 mod misuse;
 mod op;
@@ -51,6 +52,7 @@ mod worker;
 
 pub use config::{Build, Config, NewScope, ScopeOfGraphs};
 pub use failure::{Failure, FailureKind};
+pub use habits::Habits;
 pub use op::{Block, Event, MAX_EVENTS, MAX_SCOPES, MAX_STREAMS, Mistake, Op, Scope, Stream};
 pub use run::{replay, run};
 pub use shrink::shrink;

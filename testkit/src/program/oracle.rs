@@ -6,7 +6,7 @@ use millpond_driver::sim::SimDevice;
 use super::broken::{Broken, Checks};
 use super::execution::Execution;
 use super::op::Block;
-use super::{FailureKind, StatisticsCheck};
+use super::{FailureKind, Habits, StatisticsCheck};
 use crate::watch;
 
 /// Statistics, which can be slow to compute, are checked once in this many operations.
@@ -19,7 +19,7 @@ const INSPECT_EVERY: u64 = 64;
 const DEVICE_UNIT: u64 = 512;
 
 pub(super) fn after_call(execution: &Execution) -> Checks {
-    no_violation(&execution.device)?;
+    no_violation(&execution.device, execution.config.habits)?;
     match execution.resource.take_faults().first() {
         Some(fault) => Err(Broken::new(FailureKind::Shadow, fault)),
         None => Ok(()),
@@ -47,8 +47,8 @@ fn inspect(execution: &Execution) {
 }
 
 /// Checks the device's own rules.
-pub(super) fn no_violation(device: &SimDevice) -> Checks {
-    match device.take_violations().first() {
+pub(super) fn no_violation(device: &SimDevice, habits: Habits) -> Checks {
+    match habits.unexplained(&device.take_violations()) {
         Some(violation) => Err(Broken::new(FailureKind::Device(violation.kind), violation)),
         None => Ok(()),
     }
@@ -140,14 +140,15 @@ pub(super) fn out_of_memory_is_true(
 }
 
 /// After the resource is dropped, the device must hold nothing.
-pub(super) fn nothing_left(device: &SimDevice) -> Checks {
+pub(super) fn nothing_left(device: &SimDevice, habits: Habits) -> Checks {
     if device.live_allocations() > 0 {
         let (count, bytes) = (device.live_allocations(), device.live_bytes());
         return Err(Broken::new(FailureKind::Leak, format!("{bytes} bytes in {count} allocations are left")));
     }
-    if device.live_events() > 0 || device.live_streams() > 0 {
-        let (events, streams) = (device.live_events(), device.live_streams());
+    let events = if habits.keeps_events { 0 } else { device.live_events() };
+    let streams = device.live_streams();
+    if events > 0 || streams > 0 {
         return Err(Broken::new(FailureKind::Leak, format!("{events} events, {streams} streams are left")));
     }
-    no_violation(device)
+    no_violation(device, habits)
 }

@@ -1,5 +1,7 @@
 //! A race's threads and their work.
 
+use crate::program::Habits;
+
 /// A race's threads and their work.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
@@ -15,14 +17,30 @@ pub struct Race {
     pub capacity_bytes: u64,
     /// Whether threads free each other's blocks, replace their streams, and trim.
     pub wide: bool,
+    /// Whether threads pause before driver calls, so that other threads run in the middle of a call of the
+    /// resource.
+    pub pauses: bool,
+    /// The habits of an allocator from another project.
+    pub habits: Habits,
     /// The seed of the threads' and the device's choices.
     pub seed: u64,
 }
 
 impl Race {
+    millpond_core::setters! { pauses: bool, habits: Habits }
+
     /// Returns a race of eight threads on a device of 8 MiB.
     pub const fn new(seed: u64, operations: u64) -> Self {
-        Self { threads: 8, operations, rounds: 4, capacity_bytes: 8 << 20, wide: false, seed }
+        Self {
+            threads: 8,
+            operations,
+            rounds: 4,
+            capacity_bytes: 8 << 20,
+            wide: false,
+            pauses: false,
+            habits: Habits::NONE,
+            seed,
+        }
     }
 
     /// Returns a race of eight threads on a device of 256 MiB, with blocks of up to a tenth of the device.

@@ -2,17 +2,21 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
 
 use millpond_core::{DeviceMemoryResource, DriverHandle};
-use millpond_driver::sim::{Schedule, SimConfig, SimDevice};
+use millpond_driver::sim::{Observer, Schedule, SimConfig, SimDevice};
 
 use super::Race;
 use super::hand_over::HandOver;
 use super::runner::Runner;
 use crate::conformance::Subject;
 use crate::program::{StatisticsCheck, Summary};
-use crate::{Checked, text_of};
+use crate::{Checked, Rng, text_of};
+
+/// How long a thread pauses.
+const PAUSE: Duration = Duration::from_micros(20);
 
 impl Race {
     /// Runs the race.
@@ -26,6 +30,9 @@ impl Race {
         let resource = subject.build(&driver).map_err(|error| error.to_string())?;
         let resource = Checked::new(resource, Some(Arc::clone(&device)));
         let hand_over = HandOver::default();
+        if self.pauses {
+            device.observe_calls(Some(pauses(self.seed)));
+        }
         let new = |index| Runner::new(self, index, &device, &resource, subject, &hand_over);
         let runners = (0..self.threads).map(new);
         let mut runners = runners.collect::<Result<Vec<_>, _>>()?;
@@ -51,12 +58,23 @@ impl Race {
         if counted.is_some_and(|counted| counted != (0, 0, true)) {
             return Err(format!("after the last free the statistics are {statistics:?}"));
         }
-        match (device.take_violations().first(), device.live_allocations()) {
+        match (self.habits.unexplained(&device.take_violations()), device.live_allocations()) {
             (Some(violation), _) => Err(violation.to_string()),
             (None, 0) => Ok(Summary { programs: 1, ..summary }),
             (None, left) => Err(format!("{left} allocations are left")),
         }
     }
+}
+
+/// An observer that lets other threads run before one driver call in four.
+fn pauses(seed: u64) -> Observer {
+    let calls = AtomicU64::new(seed);
+    Arc::new(move |_| {
+        let call = calls.fetch_add(1, Ordering::Relaxed);
+        if Rng::new(call).below(4) == 0 {
+            std::thread::sleep(PAUSE);
+        }
+    })
 }
 
 /// Runs each runner on its own thread until it has done `upto` operations.

@@ -10,7 +10,7 @@ use millpond_driver::sim::{Access, SimDevice};
 use super::Race;
 use super::hand_over::{HandOver, Handed};
 use crate::conformance::{Decay, Subject};
-use crate::program::Summary;
+use crate::program::{Habits, Summary};
 use crate::{Checked, Rng, misuse_recorder};
 
 /// A block of this thread.
@@ -31,6 +31,7 @@ pub(super) struct Runner<'a> {
     resource: &'a Checked<AnyResource>,
     hand_over: &'a HandOver,
     decay: Option<Decay>,
+    habits: Habits,
     unit: u64,
     live: Vec<Live>,
     pub(super) summary: Summary,
@@ -60,6 +61,7 @@ impl<'a> Runner<'a> {
             resource,
             hand_over,
             decay: subject.decay,
+            habits: race.habits,
             unit: share.min(subject.largest_bytes / 4).max(1),
             live: Vec::new(),
             summary: Summary::default(),
@@ -94,7 +96,7 @@ impl<'a> Runner<'a> {
             } else {
                 self.free_one();
             }
-            if let Some(violation) = self.device.take_violations().first() {
+            if let Some(violation) = self.habits.unexplained(&self.device.take_violations()) {
                 return Err(violation.to_string());
             }
         }

@@ -1,0 +1,4 @@
+//! Tests of the entry points and of the judge.
+
+mod calls;
+mod found;

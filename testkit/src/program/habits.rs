@@ -1,0 +1,32 @@
+//! What the allocators of other projects do or demand, although millpond's resources do not.
+
+use millpond_driver::sim::{Violation, ViolationKind};
+
+/// The habits of an allocator from another project, which the programs respect. By default there are none.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[non_exhaustive]
+pub struct Habits {
+    /// Whether the allocator frees each block in the order of the stream that allocated the block, as PyTorch
+    /// and CUB do. Then a program frees the block on that stream, and destroys the stream only afterwards.
+    pub frees_on_own_stream: bool,
+    /// Whether the allocator never destroys the events of per-thread default streams, as RMM does. Then each
+    /// program runs on a thread of its own, and the events do not count as left over.
+    pub keeps_events: bool,
+    /// Whether the allocator makes streams wait for events that were never recorded, as RMM does. CUDA ignores
+    /// such a wait.
+    pub waits_for_unrecorded: bool,
+}
+
+impl Habits {
+    /// No habits.
+    pub const NONE: Self =
+        Self { frees_on_own_stream: false, keeps_events: false, waits_for_unrecorded: false };
+
+    millpond_core::setters! { frees_on_own_stream: bool, keeps_events: bool, waits_for_unrecorded: bool }
+
+    /// Returns the first of these violations that the habits do not explain.
+    pub(crate) fn unexplained(self, violations: &[Violation]) -> Option<&Violation> {
+        let is_habit = |kind| self.waits_for_unrecorded && kind == ViolationKind::UnrecordedEvent;
+        violations.iter().find(|violation| !is_habit(violation.kind))
+    }
+}
