@@ -1,8 +1,7 @@
 #!/usr/bin/env bash
 # Fetches allocators of other projects, compiles them as shared libraries, and judges them on a simulated
-# device. Needs Rust, a C++ compiler, Python with pip, and a package index. Everything that it fetches stays in
-# the target folder.
-#
+# device. Needs Rust, a C++ compiler, Python with pip, and a package index. All fetched files stay in the
+# target folder.
 #   scripts/judge.sh          judges each allocator, and fails if a verdict is not the expected one
 #   scripts/judge.sh build    only fetches and compiles
 #

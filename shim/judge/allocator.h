@@ -1,7 +1,7 @@
 /* The functions that an allocator's library exports for the judge.
  *
  * The judge calls them from any thread. It makes one allocator for each simulated device, and destroys the
- * allocator before the device ends. Streams are those of CUDA's runtime. */
+ * allocator before the device ends. A stream is a cudaStream_t. */
 #ifndef MILLPOND_JUDGE_ALLOCATOR_H
 #define MILLPOND_JUDGE_ALLOCATOR_H
 

@@ -5,10 +5,7 @@ use std::ffi::{c_char, c_int, c_uint, c_void};
 use std::path::Path;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
-use crate::runtime;
-
-/// A stream or an event in CUDA's calls.
-pub(crate) type Handle = *mut c_void;
+use crate::runtime::{self, Handle};
 
 /// Declares each entry point once: its place in the table, our own function behind it, and the export.
 macro_rules! entry_points {
@@ -157,15 +154,15 @@ impl Shim {
         Err(format!("{}: another version of millpond-shim built this library", file.display()))
     }
 
-    /// Opens the library that Cargo built beside this program.
+    /// Opens the library that Cargo built next to this program.
     ///
     /// # Errors
     /// As for [`open`](Self::open).
-    pub fn beside_program() -> Result<Self, String> {
+    pub fn next_to_program() -> Result<Self, String> {
         let program = std::env::current_exe().map_err(|error| format!("this program's file: {error}"))?;
         let folders = program.ancestors().skip(1).take(2);
         let found = folders.map(|folder| folder.join(Self::FILE)).find(|file| file.exists());
-        let file = found.ok_or_else(|| format!("{} is not beside {}", Self::FILE, program.display()))?;
+        let file = found.ok_or_else(|| format!("{} is not next to {}", Self::FILE, program.display()))?;
         Self::open(&file)
     }
 }

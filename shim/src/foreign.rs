@@ -13,8 +13,8 @@ use millpond_core::{
 use millpond_testkit::program::Habits;
 
 use crate::current::Entered;
-use crate::entry::Handle;
 use crate::error::texts;
+use crate::runtime::Handle;
 
 type Traits = unsafe extern "C" fn() -> u32;
 type Create = unsafe extern "C" fn(*mut *mut c_void) -> c_int;

@@ -87,7 +87,7 @@ fn number(name: &str, text: Option<&str>) -> Result<u64, String> {
 
 /// Judges every library; returns whether all passed.
 fn run(options: &Options) -> Result<bool, String> {
-    let _shim = Shim::beside_program()?;
+    let _shim = Shim::next_to_program()?;
     let mut all_passed = true;
     for library in &options.libraries {
         let verdict = options.judge.judge(&Allocator::open(library)?);

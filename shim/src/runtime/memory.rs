@@ -5,9 +5,8 @@ use std::ffi::{c_int, c_uint, c_void};
 use millpond_core::driver::{DriverResult, HostFlags, HostPtr, MemoryKind};
 use millpond_core::{DevicePtr, Driver, DriverError, StreamRef};
 
-use super::{allocated, device_ptr, handle, stream};
+use super::{Handle, allocated, device_ptr, handle, stream};
 use crate::current::driver;
-use crate::entry::Handle;
 use crate::error::{code, invalid_value, place};
 
 /// `cudaErrorInvalidMemcpyDirection`.
@@ -168,7 +167,7 @@ pub(crate) unsafe extern "C" fn cudaMemcpy(
     kind: c_int,
 ) -> c_int {
     code(driver().and_then(|driver| {
-        // SAFETY: the caller's promises are those of `cudaMemcpyAsync`.
+        // SAFETY: the caller promises the same as for `cudaMemcpyAsync`.
         unsafe { copy(&*driver, (dst, src), bytes, kind, StreamRef::LEGACY) }?;
         driver.stream_synchronize(StreamRef::LEGACY)
     }))

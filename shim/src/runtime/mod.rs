@@ -16,7 +16,8 @@ use std::mem::MaybeUninit;
 use millpond_core::driver::{DriverResult, Event};
 use millpond_core::{DevicePtr, Driver, StreamRef};
 
-use crate::entry::Handle;
+/// A stream, an event or a pool in CUDA's calls.
+pub(crate) type Handle = *mut c_void;
 
 /// The stream of a call.
 fn stream(driver: &dyn Driver, stream: Handle) -> DriverResult<StreamRef> {

@@ -5,9 +5,8 @@ use std::ffi::{c_int, c_uint};
 use millpond_core::DriverError;
 use millpond_core::driver::{CaptureMode, DriverResult, EventFlags, StreamFlags};
 
-use super::{event, handle, stream};
+use super::{Handle, event, handle, stream};
 use crate::current::driver;
-use crate::entry::Handle;
 use crate::error::{code, invalid_value, place};
 
 fn not_ready(call: &'static str, is_done: bool) -> DriverResult<()> {

@@ -6,9 +6,8 @@ use millpond_core::driver::{
     DriverResult, HandleTypes, MemAllocationType, MemLocation, MemPool, MemPoolAttribute, MemPoolProps,
 };
 
-use super::{allocated, device_ptr, handle, stream};
+use super::{Handle, allocated, device_ptr, handle, stream};
 use crate::current::driver;
-use crate::entry::Handle;
 use crate::error::{code, invalid_value, place};
 
 /// Refuses a device other than the thread's only one, with the code that CUDA has for pools.

@@ -13,7 +13,7 @@ const HANDFUL: usize = 10;
 /// Compiles `pool.c` with a fault, and opens it.
 fn pool(fault: u32) -> Arc<Allocator> {
     static SHIM: OnceLock<Shim> = OnceLock::new();
-    SHIM.get_or_init(|| Shim::beside_program().expect("cargo builds the library beside its tests"));
+    SHIM.get_or_init(|| Shim::next_to_program().expect("cargo builds the library next to its tests"));
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/pool.c");
     let folder = tempfile::tempdir().expect("a folder");
     let library = folder.path().join(format!("pool_{fault}.so"));

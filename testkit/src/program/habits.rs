@@ -12,8 +12,8 @@ pub struct Habits {
     /// Whether the allocator never destroys the events of per-thread default streams, as RMM does. Then each
     /// program runs on a thread of its own, and the events do not count as left over.
     pub keeps_events: bool,
-    /// Whether the allocator makes streams wait for events that were never recorded, as RMM does. CUDA ignores
-    /// such a wait.
+    /// Whether the allocator makes streams wait for events that were never recorded, as RMM does. CUDA
+    /// ignores such a wait.
     pub waits_for_unrecorded: bool,
 }
 
