@@ -223,7 +223,7 @@ fn when_the_time_is_up_it_says_so() {
     let text = printed(&found);
     assert!(text.contains("the search found no settings in the given time\n"), "{text}");
     assert!(!text.contains("none of the framework"), "{text}");
-    let untried = text.lines().find(|line| line.contains("--time gives more: torch torch:")).unwrap();
+    let untried = text.lines().find(|line| line.contains("; not tried: torch torch:")).unwrap();
     assert!(untried.contains(" cuda+pool cuda+pool:pages=off torch:expandable"), "{untried}");
     assert!(!text.lines().any(|line| line.starts_with("torch")), "no rows: {text}");
     // Without a replay, it is known that no allocator can.
