@@ -467,7 +467,7 @@ def serve_statistics() -> None:
     torch = _torch()
     if any(name == "memory_stats" for _, name, _ in _patched):
         return
-    fraction = _refuser("a memory fraction; limit the stack instead, as in cuda+pool+limiting:limit=8GiB")
+    fraction = _refuser("a memory fraction; set the pool's maximum instead, as in cuda+pool:max=8GiB")
     functions: dict[str, Callable[..., Any]] = {
         "memory_stats": memory_stats,
         "mem_get_info": mem_get_info,
