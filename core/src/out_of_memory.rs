@@ -162,8 +162,15 @@ pub enum RemedyAction {
         /// The bytes that other resources and other processes hold.
         held_bytes: u64,
     },
-    /// Free these blocks on the requesting stream. If that stream captures no graph, the blocks may be freed
-    /// on any stream.
+    /// Free `bytes` of the device's memory in use. The resource does not count its own blocks, so the program
+    /// itself may hold them.
+    FreeUsedMemory {
+        /// The bytes to free.
+        bytes: u64,
+        /// The bytes in use by this program and by others.
+        used_bytes: u64,
+    },
+    /// Free these blocks: on the requesting stream, or, outside a capture, on any stream.
     FreeBlocks {
         /// The number of blocks.
         number: u64,
@@ -207,6 +214,11 @@ impl Remedy {
         Self::new(RemedyAction::FreeDeviceMemory { bytes, held_bytes }, suffices)
     }
 
+    /// Creates a [`RemedyAction::FreeUsedMemory`] that does not suffice alone.
+    pub fn free_used_memory(bytes: u64, used_bytes: u64) -> Self {
+        Self::new(RemedyAction::FreeUsedMemory { bytes, used_bytes }, false)
+    }
+
     /// Creates a [`RemedyAction::FreeBlocks`] that suffices.
     pub fn free_blocks(mut blocks: Vec<LiveBlock>) -> Self {
         const MOST: usize = 1000;
@@ -239,18 +251,21 @@ impl OutOfMemoryReport {
         self.held_bytes.saturating_sub(self.live_bytes)
     }
 
-    /// Adds the memory of the device. Set `held_bytes` before this call. If the device has too few free bytes
-    /// for the request, this method also adds the number of missing bytes. If other resources or processes
-    /// hold device memory, it adds a remedy, too.
+    /// Adds the device's memory; set `held_bytes` first. If the device has too few free bytes for the
+    /// request, also adds the number of missing bytes, and a remedy if others hold memory. If `held_bytes` is
+    /// 0, the remedy is about all memory in use, because the resource may not count its own.
     pub fn note_device(&mut self, device: Option<MemoryInfo>) {
         self.device = device;
         let Some(MemoryInfo { free, total }) = device else { return };
         let short = self.requested_bytes.saturating_sub(free);
         if short > 0 && self.requested_bytes <= total {
             self.short_bytes = Some(short);
-            let others = total.saturating_sub(free).saturating_sub(self.held_bytes);
-            if others > 0 {
-                self.remedies.push(Remedy::free_device_memory(short, others, false));
+            let used = total.saturating_sub(free);
+            let others = used.saturating_sub(self.held_bytes);
+            match self.held_bytes {
+                0 if used > 0 => self.remedies.push(Remedy::free_used_memory(short, used)),
+                _ if others > 0 => self.remedies.push(Remedy::free_device_memory(short, others, false)),
+                _ => {}
             }
         }
     }
@@ -402,6 +417,12 @@ impl fmt::Display for RemedyAction {
                 "free {} of the {} of device memory that other resources or processes hold",
                 format_bytes(*bytes),
                 format_bytes(*held_bytes)
+            ),
+            Self::FreeUsedMemory { bytes, used_bytes } => write!(
+                f,
+                "free {} of the {} of device memory in use, by this program or by others",
+                format_bytes(*bytes),
+                format_bytes(*used_bytes)
             ),
             Self::FreeBlocks { number, bytes, blocks } => {
                 match number {

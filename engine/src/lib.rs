@@ -106,7 +106,7 @@ pub fn replay(
 ) -> Result<Outcome> {
     let streams = Streams::create(program, driver)?;
     let again = options.ask_again.then(|| Again::new(program, driver));
-    let work = Work::new(program, resource, &streams, again);
+    let work = Work::new(program, resource, &streams, again, options.until_failure);
     let body = |runner: &mut dyn Runner| drive(program, &work, driver, options.passes, runner, watch);
     let passes = match options.threads {
         Threads::One => one::with_runner(&work, body),

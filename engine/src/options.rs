@@ -45,14 +45,17 @@ pub struct Options {
     /// If such a request is served, the replay frees its block at once. But the resource may have grown for
     /// the request, and may keep that memory.
     pub ask_again: bool,
+    /// Whether the replay makes no more requests after the first failed allocation. It still frees its
+    /// blocks.
+    pub until_failure: bool,
 }
 
 impl Options {
-    millpond_core::setters! { threads: Threads, passes: u32, ask_again: bool }
+    millpond_core::setters! { threads: Threads, passes: u32, ask_again: bool, until_failure: bool }
 }
 
 impl Default for Options {
     fn default() -> Self {
-        Self { threads: Threads::default(), passes: 1, ask_again: false }
+        Self { threads: Threads::default(), passes: 1, ask_again: false, until_failure: false }
     }
 }

@@ -120,7 +120,7 @@ fn program(rows: &str, limits: Limits) -> Program {
 
 fn run(program: &Program, witness: &Arc<Witness>, threads: Threads, passes: u32) -> Result<Outcome> {
     let resource: AnyResource = witness.clone();
-    replay(program, &resource, &witness.driver, Options { threads, passes, ask_again: false }, &mut ())
+    replay(program, &resource, &witness.driver, Options::default().threads(threads).passes(passes), &mut ())
 }
 
 /// Returns a log of many threads that free each other's blocks; every block has a different size.
@@ -269,6 +269,24 @@ fn a_failed_allocation_is_counted_and_its_free_left_out() {
 }
 
 #[test]
+fn a_replay_until_the_first_failure_then_only_frees() {
+    for threads in ORDERS {
+        let rows = format!(
+            "1,0,allocate,0x100,5,0\n1,0,allocate,0x200,{TOO_LARGE},0\n1,0,allocate,0x300,6,0\n\
+             1,0,allocate failure,(nil),8,0\n1,0,allocate,0x400,{TOO_LARGE},0\n1,0,free,0x300,6,0\n\
+             1,0,free,0x100,5,0\n1,0,allocate,0x500,7,0\n"
+        );
+        let (program, witness) = (program(&rows, Limits::default()), Witness::new());
+        let options = Options::default().threads(threads).ask_again(true).until_failure(true);
+        let resource: AnyResource = witness.clone();
+        let outcome = replay(&program, &resource, &witness.driver, options, &mut ()).unwrap();
+        assert_eq!((outcome.failures, outcome.first_failure.unwrap().line), (1, 3));
+        let calls: Vec<(bool, u64)> = witness.calls().iter().map(|call| (call.frees, call.bytes)).collect();
+        assert_eq!(calls, [(false, 5), (true, 5)], "{threads}");
+    }
+}
+
+#[test]
 fn a_sticky_error_ends_the_replay() {
     for threads in ORDERS {
         let rows = format!("1,0,allocate,0x100,5,0\n2,0,allocate,0x200,{STICKY},0\n1,0,allocate,0x300,5,0\n");
@@ -334,7 +352,7 @@ fn issue_9_failed_requests_are_made_at_their_place_and_given_back_at_once() {
 
         let witness = Witness::new();
         let resource: AnyResource = witness.clone();
-        let options = Options { threads, passes: 1, ask_again: true };
+        let options = Options::default().threads(threads).ask_again(true);
         let outcome = replay(&program, &resource, &witness.driver, options, &mut ()).unwrap();
         assert_eq!((outcome.failures, outcome.first_failure), (0, None), "the log's own requests only");
         let asked = outcome.asked_again.unwrap();

@@ -29,6 +29,9 @@ pub(super) struct Work<'a> {
     again: Option<Again<'a>>,
     failures: AtomicU64,
     first_failure: Mutex<Option<Failure>>,
+    until_failure: bool,
+    /// Whether no more requests are made.
+    gave_up: AtomicBool,
     stopped: AtomicBool,
 }
 
@@ -44,6 +47,7 @@ impl<'a> Work<'a> {
         resource: &'a AnyResource,
         streams: &Streams<'_>,
         again: Option<Again<'a>>,
+        until_failure: bool,
     ) -> Self {
         let workers = program.summary().threads.clamp(1, MAX_THREADS);
         let target = |lane: &crate::program::Lane| Target {
@@ -59,6 +63,8 @@ impl<'a> Work<'a> {
             again,
             failures: AtomicU64::new(0),
             first_failure: Mutex::new(None),
+            until_failure,
+            gave_up: AtomicBool::new(false),
             stopped: AtomicBool::new(false),
         }
     }
@@ -87,6 +93,13 @@ impl<'a> Work<'a> {
     #[inline]
     pub(super) fn execute(&self, op: &Op) {
         let stream = self.lanes[op.lane as usize].stream;
+        let is_request = !matches!(op.kind, OpKind::Free | OpKind::FreeNothing);
+        if is_request && self.gave_up.load(Ordering::Relaxed) {
+            if op.kind == OpKind::Allocate {
+                self.slots[op.slot as usize].store(FAILED, Ordering::Release);
+            }
+            return;
+        }
         match op.kind {
             OpKind::Allocate => {
                 let address = match self.resource.allocate(op.layout(), stream) {
@@ -154,6 +167,7 @@ impl<'a> Work<'a> {
         if error.is_sticky() {
             self.stop();
         }
+        self.gave_up.fetch_or(self.until_failure, Ordering::Relaxed);
         let mut first = self.first_failure.lock();
         first.get_or_insert_with(|| Failure {
             line: u64::from(op.line),

@@ -53,9 +53,9 @@ pub fn bounds(problem: &Problem) -> Bounds {
     within(problem, &|| false)
 }
 
-/// Computes the same bounds as [`bounds`], but ends the search at `end`, and returns the best bounds that
-/// were found by then. They are valid bounds, but more time may give higher bounds. The bounds in host order
-/// are always found.
+/// Does the same as [`bounds`], but ends the search at `end`, and returns the best bounds found so far. They
+/// are valid bounds; more time may give higher ones. The bounds in host order are always found. So are the
+/// bounds of a problem without orders.
 ///
 /// ```
 /// use std::time::Instant;

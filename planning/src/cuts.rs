@@ -100,9 +100,6 @@ fn lanes(problem: &Problem, told: &[Told], windows: &[u64]) -> Vec<Lane> {
 /// Returns the weight of the heaviest cut with all positions in `start..end`; `None` if the time is over
 /// before that.
 fn window(lanes: &[Lane], start: u64, end: u64, told: &[Told], is_late: &dyn Fn() -> bool) -> Option<u64> {
-    if is_late() {
-        return None;
-    }
     let ranges: Vec<_> = lanes
         .iter()
         .map(|lane| {
@@ -114,7 +111,10 @@ fn window(lanes: &[Lane], start: u64, end: u64, told: &[Told], is_late: &dyn Fn(
     if told.is_empty() {
         return Some((0..lanes.len()).map(|lane| peaks(lane).iter().max().copied().unwrap_or(0)).sum());
     }
-    // A node of a lane's range means "the cut is in this range or in a later one".
+    if is_late() {
+        return None;
+    }
+    // The node of a lane's stretch means "the cut is in this stretch or a later one".
     let mut network = Network::default();
     let (source, sink) = (network.node(), network.node());
     let mut first = Vec::new();

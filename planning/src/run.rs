@@ -17,7 +17,48 @@ pub(crate) struct Placed {
     pub(crate) goal: u64,
 }
 
-/// The options of one run, and the time at which the run ends.
+/// The placement of one stream in progress, in units.
+pub(crate) struct Lane {
+    /// The blocks that outlive their piece, with their offsets.
+    outliving: Vec<(u32, u64)>,
+    /// The end of the highest of these blocks.
+    below: u64,
+    pub(crate) pieces: Vec<Piece>,
+    /// A lower bound, from before the search.
+    bound: u64,
+    goal: u64,
+}
+
+impl Lane {
+    pub(crate) fn height(&self) -> u64 {
+        self.pieces.iter().map(|piece| piece.base + piece.height()).fold(self.below, u64::max)
+    }
+
+    /// Sets the height at which the search stops.
+    pub(crate) fn aim(&mut self, height: u64) {
+        self.goal = height.max(self.bound);
+        self.pieces.iter_mut().for_each(|piece| piece.aim(self.goal - piece.base));
+    }
+
+    /// Returns the proved lower bound.
+    pub(crate) fn bound(&self) -> u64 {
+        self.pieces.iter().map(|piece| piece.base + piece.bound()).fold(self.bound, u64::max)
+    }
+
+    /// Writes the offsets of the blocks, above `base`, by id in the problem.
+    pub(crate) fn write(&self, base: u64, offsets: &mut [u64]) {
+        for &(id, offset) in &self.outliving {
+            offsets[id as usize] = base + offset;
+        }
+        for piece in &self.pieces {
+            for (&id, &offset) in piece.instance.ids.iter().zip(piece.offsets()) {
+                offsets[id as usize] = base + piece.base + offset;
+            }
+        }
+    }
+}
+
+/// The options of one run, with its end.
 pub(crate) struct Search {
     end: Option<Instant>,
     threads: usize,
@@ -51,39 +92,33 @@ impl Search {
     /// Places blocks as if all of them belonged to one stream. If there is a capacity, in units, it is the
     /// goal of the search.
     pub(crate) fn one_lane(&self, problem: &Problem, ids: Vec<u32>, capacity: Option<u64>) -> Placed {
-        let (placed, parts) = pieces::divide(problem, ids, 0, &|| self.is_late());
-        let unit = problem.unit();
+        let mut lane = self.first_placement(problem, ids, capacity);
+        self.improve(&mut lane.pieces);
         let mut offsets = vec![0; problem.blocks().len()];
-        let (mut height, mut bound) = (0, 0);
-        for (id, offset) in placed {
-            offsets[id as usize] = offset;
-            height = height.max(offset + problem.blocks()[id as usize].size.div_ceil(unit));
-        }
-        bound = bound.max(height);
+        lane.write(0, &mut offsets);
+        Placed { offsets, height: lane.height(), bound: lane.bound(), goal: lane.goal }
+    }
+
+    /// Makes the first placement of the blocks of one stream. A capacity, in units, is the goal of the search
+    /// that follows.
+    pub(crate) fn first_placement(&self, problem: &Problem, ids: Vec<u32>, capacity: Option<u64>) -> Lane {
+        let (placed, parts) = pieces::divide(problem, ids, 0, &|| self.is_late());
+        let size = |id: u32| problem.blocks()[id as usize].size.div_ceil(problem.unit());
+        let below = placed.iter().map(|&(id, offset)| offset + size(id)).max().unwrap_or(0);
         let loads: Vec<u64> = parts.iter().map(|(instance, _)| instance.load()).collect();
-        for ((_, base), load) in parts.iter().zip(&loads) {
-            bound = bound.max(base + load);
-        }
+        let bound = parts.iter().zip(&loads).map(|((_, base), load)| base + load).max().unwrap_or(0);
+        let bound = bound.max(below);
         let goal = capacity.unwrap_or(bound).max(bound);
-        let mut pieces: Vec<Piece> = parts
-            .into_iter()
-            .zip(loads)
+        let pieces = parts.into_iter().zip(loads);
+        let mut pieces: Vec<Piece> = pieces
             .map(|((instance, base), load)| Piece::new(instance, base, goal - base, load, capacity.is_some()))
             .collect();
         search::skylines(&mut pieces, self.threads, &|| self.is_late());
-        self.improve(&mut pieces);
-        for piece in &pieces {
-            height = height.max(piece.base + piece.height());
-            bound = bound.max(piece.base + piece.bound());
-            for (&id, &offset) in piece.instance.ids.iter().zip(piece.offsets()) {
-                offsets[id as usize] = piece.base + offset;
-            }
-        }
-        Placed { offsets, height, bound, goal }
+        Lane { outliving: placed, below, pieces, bound, goal }
     }
 
-    /// Searches the highest piece in rounds, until no lower placement is possible.
-    fn improve(&self, pieces: &mut [Piece]) {
+    /// Searches the highest piece, round by round, until it need not or cannot be lower.
+    pub(crate) fn improve(&self, pieces: &mut [Piece]) {
         let mut rounds = vec![0; pieces.len()];
         loop {
             let top = |at: &usize| pieces[*at].base + pieces[*at].height();

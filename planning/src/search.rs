@@ -85,6 +85,11 @@ impl Piece {
         }
     }
 
+    /// Sets the height at which the search stops, in units above the base.
+    pub(crate) fn aim(&mut self, goal: u64) {
+        self.goal = goal.max(self.bound);
+    }
+
     pub(crate) fn height(&self) -> u64 {
         self.height
     }

@@ -3,7 +3,7 @@
 use crate::Problem;
 use crate::clocks::number_streams;
 use crate::instance::Instance;
-use crate::run::{Placed, Search};
+use crate::run::{Lane, Placed, Search};
 use crate::search::Piece;
 
 /// The most pairs of a block and a stream whose orders are examined. Each pair needs 16 bytes. If there are
@@ -22,30 +22,24 @@ fn lanes(problem: &Problem) -> Vec<Vec<u32>> {
 
 /// Places blocks so that streams share addresses only if orders allow it.
 ///
-/// A stream needs no order with itself, so each stream is placed in host order. If the memory of each stream
-/// lies above the memory of the previous stream, the placement is always safe. Without orders, no placement
-/// is better. With orders, first fit may give a lower placement, and a repair begins from the lowest result.
+/// One stream needs no order with itself, so it is placed in host order. Streams on top of each other are
+/// always safe, and nothing is better without an order. With orders, first fit may be lower, and a repair
+/// begins from the lowest result.
 pub(crate) fn place(search: &Search, problem: &Problem, bound: u64, capacity: Option<u64>) -> Placed {
     let lanes = lanes(problem);
     if let [ids] = &lanes[..] {
         return search.one_lane(problem, ids.clone(), capacity);
     }
-    let mut all = Placed { offsets: vec![0; problem.blocks().len()], height: 0, bound: 0, goal: 0 };
-    // With orders, the later steps get more of the time.
     let has_orders = problem.orders().is_some_and(|orders| !orders.is_empty());
     let is_many = problem.blocks().len().saturating_mul(lanes.len()) > CONFLICTS;
-    let is_done = !has_orders || is_many;
-    let parts = if is_done { lanes.len() } else { 4 * lanes.len() };
-    for (number, ids) in lanes.into_iter().enumerate() {
-        let lane = search.part_of(parts - number).one_lane(problem, ids.clone(), None);
-        for id in ids {
-            all.offsets[id as usize] = all.height + lane.offsets[id as usize];
-        }
-        all.height += lane.height;
-        all.bound += lane.bound;
+    let goal = capacity.unwrap_or(bound).max(bound);
+    // With orders, the later steps deserve more of the time.
+    let mut all = one_above_another(search, problem, lanes, goal, if has_orders && !is_many { 4 } else { 1 });
+    if has_orders {
+        // The streams may share addresses, so the sum of their bounds is none.
+        all.bound = bound;
     }
-    all.goal = capacity.unwrap_or(bound).max(bound);
-    if is_done {
+    if !has_orders || is_many || all.height <= goal {
         return all;
     }
     let instance = Instance::by_stream(problem);
@@ -66,4 +60,36 @@ pub(crate) fn place(search: &Search, problem: &Problem, bound: u64, capacity: Op
         all.offsets[id as usize] = offset;
     }
     Placed { height: piece.height().min(all.height), bound: piece.bound(), ..all }
+}
+
+/// Places each stream above the ones before it, and searches until all together are at most `goal` high. The
+/// streams get one of `shares` of the time.
+fn one_above_another(
+    search: &Search,
+    problem: &Problem,
+    lanes: Vec<Vec<u32>>,
+    goal: u64,
+    shares: usize,
+) -> Placed {
+    let parts = shares * lanes.len();
+    let share_of = |number: usize| search.part_of(parts - number);
+    let first = |(number, ids)| share_of(number).first_placement(problem, ids, None);
+    let mut lanes: Vec<Lane> = lanes.into_iter().enumerate().map(first).collect();
+    for number in 0..lanes.len() {
+        let excess = lanes.iter().map(Lane::height).sum::<u64>().saturating_sub(goal);
+        if excess == 0 {
+            break;
+        }
+        // If this stream becomes lower by the whole excess, the others need not.
+        let lane = &mut lanes[number];
+        lane.aim(lane.height().saturating_sub(excess));
+        share_of(number).improve(&mut lane.pieces);
+    }
+    let mut all = Placed { offsets: vec![0; problem.blocks().len()], height: 0, bound: 0, goal };
+    for lane in lanes {
+        lane.write(all.height, &mut all.offsets);
+        all.height += lane.height();
+        all.bound += lane.bound();
+    }
+    all
 }

@@ -135,6 +135,22 @@ fn another_pool_gives_what_it_can() {
     }
 }
 
+/// `cuda` does not count its blocks, so the memory in use may be the program's own.
+#[test]
+fn a_base_resource_does_not_say_that_others_hold_its_own_blocks() {
+    for text in ["cuda", "cuda+binning"] {
+        let device = device(64 * MIB);
+        let one = stack(text, &device);
+        let block = one.allocate_bytes(40 * MIB, S).unwrap();
+        let error = one.allocate_bytes(30 * MIB, S).unwrap_err();
+        assert_eq!(report(&error).remedies, [Remedy::free_used_memory(6 * MIB, 40 * MIB)], "{error}");
+        let advice = "free 6MiB of the 40MiB of device memory in use, by this program or by others";
+        assert!(error.to_string().contains(advice), "{error}");
+        give(&one, block, 40 * MIB);
+        assert!(one.allocate_bytes(30 * MIB, S).is_ok(), "{text}");
+    }
+}
+
 #[test]
 fn any_block_of_one_size_will_do() {
     let device = device(4 * MIB);

@@ -1,9 +1,8 @@
 //! The contradictions in a log, and the data that it lacks. All commands count them in the same way.
 
-use millpond_core::format_bytes;
 use serde::Serialize;
 
-use crate::text::number_of;
+use crate::text::{number_of, readable_bytes};
 
 /// The contradictions in a log, and the data that it lacks. Sizes are in bytes; lines count from 1.
 ///
@@ -54,7 +53,7 @@ impl Flaws {
         let at = |line: Option<u64>| line.map_or(String::new(), |line| format!(" (first at line {line})"));
         let rest = self.rest_missing.iter();
         let rest = rest.map(|why| (Self::REST_MISSING, format!("the rest of the file is missing: {why}")));
-        let before = format_bytes(self.bytes_before);
+        let before = readable_bytes(self.bytes_before);
         let counted = [
             (
                 Self::BEGAN_LATE,

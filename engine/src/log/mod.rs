@@ -35,6 +35,7 @@
 //! assert!(reader.next().is_none());
 //! ```
 
+mod chosen_device;
 pub mod column;
 mod columns;
 mod error;
@@ -45,6 +46,7 @@ mod input;
 mod live;
 mod reader;
 
+pub use chosen_device::ChosenDevice;
 pub use error::LogError;
 pub use event::{Action, Event, StreamKey};
 pub use flaws::Flaws;

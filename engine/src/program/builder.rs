@@ -10,7 +10,7 @@ use super::failed::FailedRequests;
 use super::lanes::Lanes;
 use super::store::{BLOCK_OPS, OpWriter};
 use super::{Limits, LogSummary, Op, OpKind, Program};
-use crate::log::{Action, Event, Freed, LiveBlocks, LogError};
+use crate::log::{Action, ChosenDevice, Event, Freed, LiveBlocks, LogError};
 use crate::{Error, Result};
 
 /// A slot is reused only if at least this number of slots are free. Threads that run freely wait for the
@@ -23,8 +23,8 @@ const SLOT_DISTANCE: usize = 1024;
 pub struct ProgramBuilder {
     ops: OpWriter,
     lanes: Lanes,
-    live: LiveBlocks<Place, Live>,
-    /// The allocations of blocks that are older than the log. Only the frees of these blocks are in the log.
+    live: LiveBlocks<u64, Live>,
+    /// Allocations of the blocks from before the log, which only their frees reveal.
     early: Vec<(u64, Op)>,
     failed: FailedRequests<u32>,
     live_bytes: Level,
@@ -39,14 +39,12 @@ pub struct ProgramBuilder {
     tickets: Vec<u16>,
     free_slots: VecDeque<u32>,
     devices: FxHashSet<DeviceId>,
+    device: ChosenDevice,
     last_sequence: Option<u64>,
     durations: u64,
     duration_ns: u128,
     summary: LogSummary,
 }
-
-/// The key of a block. Two devices may have blocks at the same address.
-type Place = (u64, Option<DeviceId>);
 
 #[derive(Clone, Copy, Debug)]
 struct Live {
@@ -108,6 +106,7 @@ impl ProgramBuilder {
             tickets: Vec::new(),
             free_slots: VecDeque::new(),
             devices: FxHashSet::default(),
+            device: ChosenDevice::default(),
             last_sequence: None,
             durations: 0,
             duration_ns: 0,
@@ -121,11 +120,16 @@ impl ProgramBuilder {
         self.summary.first_skipped_row.get_or_insert_with(|| error.to_string());
     }
 
-    /// Adds the operation of a row, if it has one.
+    /// Adds the operation of a row, if it has one. Rows of other devices than the first row's are only
+    /// counted, because a replay uses one device.
     ///
     /// # Errors
     /// The temporary file cannot be written, or more blocks are live than a program can number (2^32).
     pub fn push(&mut self, event: &Event) -> Result<()> {
+        self.devices.extend(event.device);
+        if !self.device.takes(event.device) {
+            return Ok(());
+        }
         self.summary.events += 1;
         self.note_further_columns(event);
         let lane = self.lanes.of(event);
@@ -158,8 +162,8 @@ impl ProgramBuilder {
             return self.emit(OpKind::AllocateNothing, bytes, live, lane, line);
         }
         live.slot = self.take_slot()?;
-        let place = (event.pointer.address(), event.device);
-        if let Some((bytes, older)) = self.live.allocate(place, bytes, event.line, live) {
+        let address = event.pointer.address();
+        if let Some((bytes, older)) = self.live.allocate(address, bytes, event.line, live) {
             self.end(bytes, older, older.lane, line)?;
         }
         self.live_bytes.add(bytes);
@@ -176,7 +180,7 @@ impl ProgramBuilder {
             return self.emit(OpKind::FreeNothing, bytes, nothing, lane, line);
         }
         let address = event.pointer.address();
-        match self.live.free((address, event.device), bytes, event.line) {
+        match self.live.free(address, bytes, event.line) {
             Freed::Block(bytes, live) => {
                 self.end(bytes, live, lane, line)?;
                 self.summary.live.push(self.live_bytes.now);
@@ -262,9 +266,6 @@ impl ProgramBuilder {
     }
 
     fn note_further_columns(&mut self, event: &Event) {
-        if let Some(device) = event.device {
-            self.devices.insert(device);
-        }
         if let Some(sequence) = event.sequence {
             self.summary.out_of_sequence +=
                 u64::from(self.last_sequence.is_some_and(|last| sequence <= last));
@@ -293,6 +294,7 @@ impl ProgramBuilder {
         summary.streams = lanes.stream_count();
         summary.threads = lanes.thread_count();
         summary.devices = self.devices.len();
+        summary.other_device_rows = self.device.left_out();
         summary.live.raise(self.live_bytes.before);
         summary.peak_live_bytes = saturated(self.live_bytes.peak());
         let needed = self.most_needed + self.live_bytes.before;
@@ -458,15 +460,17 @@ mod tests {
     }
 
     #[test]
-    fn issue_9_two_devices_may_have_blocks_at_one_address() {
+    fn of_a_log_of_two_devices_the_first_one_s_rows_are_replayed() {
         let text = "Thread,Time,Action,Pointer,Size,Stream,Device\n\
-                    1,0,allocate,0x100,7,0,cuda:0\n1,0,allocate,0x100,9,0,cuda:1\n\
-                    1,0,free,0x100,7,0,cuda:0\n1,0,free,0x100,9,0,cuda:1\n";
+                    1,0,allocate,0x100,7,0,cuda:1\n1,0,allocate,0x100,9,0,cuda:0\n\
+                    1,0,free,0x100,7,0,cuda:1\n1,0,free,0x100,9,0,cuda:0\n1,0,allocate,0x200,5,0,sim:1\n";
         let reader = LogReader::from_reader("log", text.as_bytes()).unwrap();
         let program = Program::read(reader, Limits::default()).unwrap();
         let summary = program.summary();
         assert!(summary.flaws.sentences().is_empty());
-        assert_eq!((summary.leaked_blocks, summary.peak_live_bytes), (0, 16));
+        assert_eq!((summary.leaked_blocks, summary.peak_live_bytes, summary.events), (0, 7, 2));
+        assert_eq!((summary.devices, summary.other_device_rows), (3, 3));
+        assert!(summary.notes()[0].starts_with("rows of other devices were left out: 3"));
     }
 
     #[test]
@@ -516,11 +520,11 @@ mod tests {
     #[test]
     fn sequence_and_durations_are_used_when_there() {
         let text = "Thread,Time,Action,Pointer,Size,Stream,Device,Sequence,DurationNs\n\
-                    1,0,allocate,0x100,7,0,cuda:0,1,100\n1,0,free,0x100,7,0,cuda:1,1,300\n";
+                    1,0,allocate,0x100,7,0,cuda:0,1,100\n1,0,free,0x100,7,0,cuda:0,1,300\n";
         let reader = LogReader::from_reader("log", text.as_bytes()).unwrap();
         let program = Program::read(reader, Limits::default()).unwrap();
         let summary = program.summary();
-        assert_eq!((summary.devices, summary.out_of_sequence), (2, 1));
+        assert_eq!((summary.devices, summary.out_of_sequence), (1, 1));
         assert_eq!(summary.logged_ns_per_op, Some(200.0));
     }
 }

@@ -18,6 +18,7 @@
 //! | `free` with another size than the allocation | the block is freed with the size of the allocation |
 //! | `free` on another stream than the allocation | a free on that stream, as in the log |
 //! | requests for zero bytes at `(nil)` and their frees | the same calls, as in the log |
+//! | any row of another device than the first row's | no operation |
 
 mod builder;
 mod content;

@@ -3,7 +3,7 @@
 use serde::Serialize;
 
 use super::sparkline::Sparkline;
-use crate::log::Flaws;
+use crate::log::{ChosenDevice, Flaws};
 use crate::text::number_of;
 
 /// A summary of the contents of a log. Sizes are in bytes, as requested.
@@ -24,9 +24,11 @@ pub struct LogSummary {
     pub streams: usize,
     /// The number of different threads.
     pub threads: usize,
-    /// The number of different devices, if the log records devices. A replay uses one device.
+    /// The number of different devices, if the log has them. Only the rows of the first one count.
     pub devices: usize,
-    /// The most bytes of live blocks at one time.
+    /// The number of rows of the other devices, which are left out.
+    pub other_device_rows: u64,
+    /// The highest sum of the sizes of live blocks, in bytes.
     pub peak_live_bytes: u64,
     /// The live bytes over the log.
     #[serde(skip)]
@@ -73,7 +75,6 @@ impl LogSummary {
     pub fn notes(&self) -> Vec<String> {
         let first_skipped = self.first_skipped_row.as_deref().unwrap_or_default();
         let leaked = millpond_core::format_bytes(self.leaked_bytes);
-        let devices = if self.devices > 1 { self.devices as u64 } else { 0 };
         let requests = number_of(self.failed_requests, "request");
         let lines = [
             (self.skipped_rows, "bad row", format!("skipped; the first: {first_skipped}")),
@@ -88,12 +89,12 @@ impl LogSummary {
                 format!("failed when the log was written ({requests}); the replay repeats such requests"),
             ),
             (self.out_of_sequence, "row", "out of sequence; the replay keeps the file's order".to_owned()),
-            (devices, "device", "in the log; the replay uses one device for all".to_owned()),
         ];
         let lines = lines.into_iter().filter(|(count, ..)| *count > 0);
         let lines = lines.map(|(count, noun, text)| format!("{} {text}", number_of(count, noun)));
         let flaws = self.flaws.sentences().into_iter().map(|(_, text)| text);
+        let others = Some(self.other_device_rows).filter(|rows| *rows > 0).map(ChosenDevice::sentence);
         let not_known = self.not_known.iter().map(|text| format!("not known: {text}"));
-        flaws.chain(lines).chain(not_known).collect()
+        flaws.chain(lines).chain(others).chain(not_known).collect()
     }
 }

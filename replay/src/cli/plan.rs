@@ -148,6 +148,7 @@ fn write(
     recording: &Recording,
     placed: &Placement,
     plan: Option<&ProgramPlan>,
+    rows: Option<&MinimallocCsv>,
 ) -> Result<Option<String>, Failure> {
     if let Some(plan) = plan
         && let Some(Peaks { pool, planned }) = Peaks::of(recording, plan)?
@@ -159,7 +160,11 @@ fn write(
              {planned} with the plan; use cuda+pool"
         )));
     }
-    let content = plan.map(ToString::to_string).or_else(|| placed.csv().map(str::to_owned));
+    let content = match (plan, rows) {
+        (Some(plan), _) => Some(plan.to_string()),
+        (None, Some(rows)) => placed.rows(rows),
+        (None, None) => placed.csv(),
+    };
     if let Some(content) = content {
         output::to_file(output, |file| file.write_all(content.as_bytes()))?;
     }
@@ -201,8 +206,8 @@ pub(super) fn run(args: &PlanArgs, mut out: impl Write) -> Result<Verdict, Failu
     };
     // If no placement fits into the capacity, nothing is written.
     let output = args.output.as_deref().filter(|_| placed.height.is_some());
-    let refusal =
-        output.map(|output| write(output, &recording, &placed, plan.as_ref())).transpose()?.flatten();
+    let write = |output| write(output, &recording, &placed, plan.as_ref(), rows.as_ref());
+    let refusal = output.map(write).transpose()?.flatten();
     match args.format {
         ReportFormat::Text => {
             placement::print(&placed, &mut out)?;

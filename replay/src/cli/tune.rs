@@ -16,8 +16,9 @@ use super::verdict::{Failure, Verdict};
 ///
 /// Reads the same files as `import`, and replays the file on simulated GPUs of different sizes. The requests
 /// of a PyTorch memory snapshot run through models of PyTorch's allocator, with all useful settings. The
-/// requests of any other file run through models of RMM's resources. The requests of each file also run
-/// through millpond's pool. Each of these allocators with its settings is a candidate.
+/// requests of any other file run through `cuda`, `cuda_async`, and models of RMM's pool and arena. RMM's
+/// binning resource has no model. In both cases, the requests also run through millpond's pool. `cuda` calls
+/// the driver for each request, so it is the best only if no other candidate serves the file.
 ///
 /// For each candidate, the command prints the smallest memory in which the candidate serves every request. It
 /// also prints the number of stalls (calls that wait for the device) and of driver calls, and the time in

@@ -140,6 +140,22 @@ fn rows_of_minimalloc_keep_their_ids_and_steps_and_get_offsets() {
 }
 
 #[test]
+fn ids_in_quotes_come_back_from_a_written_placement() {
+    let folder = Folder::new();
+    let file = folder.write("in.csv", "id,lower,upper,size\n\"a,b\",0,4,100\n\"c\"\"d\",1,2,300\n");
+    let (first, second) = (folder.path("first.csv"), folder.path("second.csv"));
+    for (from, to) in [(&file, &first), (&first, &second)] {
+        let told = run(&["-o", to.to_str().unwrap()], from);
+        assert_eq!(told.status, 0, "{}", told.stderr);
+    }
+    let written = [first, second].map(|file| std::fs::read_to_string(file).unwrap());
+    assert_eq!(written[0], written[1]);
+    for row in ["\"a,b\",0,4,100,", "\"c\"\"d\",1,2,300,"] {
+        assert!(written[0].contains(row), "{written:?}");
+    }
+}
+
+#[test]
 fn hard_problems_of_minimalloc_fit_into_their_capacity() {
     let folder = Folder::new();
     for name in ["A", "G"] {

@@ -3,14 +3,14 @@
 
 use std::collections::HashMap;
 
-use millpond_core::format_bytes;
-use millpond_engine::text::number_of;
+use millpond_engine::text::{number_of, readable_bytes, three_digits};
 
 use super::explanation::{Diagnosis, Explained, Occasion};
 use super::failure;
 use super::fixes::less_fragmentation;
 use super::holders::{self, HOLDERS};
 use super::leak;
+use super::pinned;
 use crate::recording::{EventKind, Id, Moment, Recording, Sums};
 
 const MIB: u64 = 1 << 20;
@@ -39,6 +39,7 @@ pub(super) fn of_moment(
     device_bytes: Option<u64>,
 ) -> Option<Diagnosis> {
     match explained.occasion {
+        Occasion::Failure if recording.asked_for_pinned_memory() => Some(pinned::diagnosis()),
         Occasion::Failure => failure::explained(recording, explained, moment, device_bytes),
         Occasion::Peak => rounding(recording, explained, moment),
         Occasion::End => None,
@@ -81,12 +82,12 @@ fn growth(recording: &Recording, sums: &Sums, peak: &Explained) -> Option<Diagno
     sizes.sort_unstable();
     let allocations = sizes.len();
     sizes.dedup();
-    let ratio = reserved as f64 / active as f64;
     let evidence = vec![
         format!(
-            "at most {} were reserved, but only {} were active at the peak: the ratio is {ratio:.2}",
-            format_bytes(reserved),
-            format_bytes(active)
+            "at most {} were reserved, but only {} were active at the peak: the ratio is {}",
+            readable_bytes(reserved),
+            readable_bytes(active),
+            three_digits(reserved as f64 / active as f64)
         ),
         format!(
             "{} of {}",
@@ -140,17 +141,13 @@ fn held(recording: &Recording, sums: &Sums, moments: &[Explained]) -> Option<Dia
         code: "held_by_streams",
         what: format!(
             "up to {} of freed memory waited for other streams (record_stream)",
-            format_bytes(most)
+            readable_bytes(most)
         ),
         evidence: vec![
+            format!("{} waited; the most at event {}", number_of(sums.held_blocks, "free"), most_at + 1),
             format!(
-                "{} waited; the most memory waited at event {}",
-                number_of(sums.held_blocks, "free"),
-                most_at + 1
-            ),
-            format!(
-                "together, the waiting blocks kept {:.3} GiB-seconds of memory",
-                byte_seconds / f64::from(1 << 30)
+                "together they held {} GiB-seconds of memory",
+                three_digits(byte_seconds / f64::from(1 << 30))
             ),
         ],
         holders: holders::by_stack(recording, waiting, HOLDERS),
@@ -176,8 +173,8 @@ fn rounding(recording: &Recording, peak: &Explained, moment: &Moment) -> Option<
         what: format!("rounding takes {:.0} % of the active bytes at the peak", 100.0 * share),
         evidence: vec![format!(
             "{} were requested, but {} were allocated",
-            format_bytes(ledger.requested_bytes),
-            format_bytes(ledger.active_bytes)
+            readable_bytes(ledger.requested_bytes),
+            readable_bytes(ledger.active_bytes)
         )],
         holders: holders::by_stack(recording, rounded, HOLDERS),
         fixes: vec![

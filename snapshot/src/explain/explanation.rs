@@ -89,7 +89,7 @@ pub struct Explained {
     /// The memory at this moment, by its use.
     #[serde(flatten)]
     pub ledger: Ledger,
-    /// The size of the failed request in bytes.
+    /// The size of the failed request in bytes, if the source records it.
     pub wanted_bytes: Option<u64>,
     /// The user's code line that made the failed request, if the source records the call stack.
     pub wanted_by: Option<String>,

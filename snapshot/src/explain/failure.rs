@@ -3,8 +3,8 @@
 use std::borrow::Borrow;
 use std::collections::HashMap;
 
-use millpond_core::{ByteSize, format_bytes};
-use millpond_engine::text::number_of;
+use millpond_core::ByteSize;
+use millpond_engine::text::{number_of, readable_bytes};
 
 use super::explanation::{Diagnosis, Explained};
 use super::fixes::{less_fragmentation, raise_limit};
@@ -45,7 +45,7 @@ pub(super) fn explained(
         return Some(without_segments(recording, explained, wanted, device_bytes));
     };
     let (unused, largest) = (ledger.unused_bytes(), ledger.largest_free_bytes);
-    let bytes = format_bytes;
+    let bytes = readable_bytes;
     let pieces = match recording.has_sums_only() {
         true => format!("{} free in segments of the allocator", bytes(unused)),
         false => format!(
@@ -112,7 +112,7 @@ fn lost_to_rounding(
     evidence: Vec<String>,
 ) -> Diagnosis {
     let (rounding, active) =
-        (format_bytes(explained.ledger.rounding_bytes), format_bytes(explained.ledger.active_bytes));
+        (readable_bytes(explained.ledger.rounding_bytes), readable_bytes(explained.ledger.active_bytes));
     let settings = settings::named(recording, |name| name.contains("split") || name.contains("roundup"));
     let fixes = match settings.join(" and ") {
         names if names.is_empty() => less_fragmentation(recording),
@@ -121,7 +121,7 @@ fn lost_to_rounding(
     let what = format!(
         "the request needed {} more, and {rounding} of {active} in use were never requested: the allocator \
          rounded sizes up",
-        format_bytes(short)
+        readable_bytes(short)
     );
     with_holders("lost_to_rounding", what, evidence, explained, fixes)
 }
@@ -155,9 +155,9 @@ fn savings(recording: &Recording, explained: &Explained) -> Vec<String> {
         (explained.device_free_bytes, explained.ledger.reserved_bytes, explained.outside_bytes)
     {
         fixes.push(format!(
-            "this process reserved or could still get {} in all; if the device is much larger, another \
-             process or a library holds the rest: look with `nvidia-smi`",
-            format_bytes(free.saturating_add(reserved))
+            "this process reserved or could still get {}: if the device is much larger, another process or a \
+             library holds the rest: look with `nvidia-smi`",
+            readable_bytes(free.saturating_add(reserved))
         ));
     }
     fixes
@@ -183,7 +183,7 @@ fn does_not_fit(
     short: u64,
     mut evidence: Vec<String>,
 ) -> Diagnosis {
-    let bytes = format_bytes;
+    let bytes = readable_bytes;
     if let Some(outside) =
         explained.outside_bytes.filter(|outside| *outside >= OF_CUDA.saturating_add(short.max(1)))
     {
@@ -217,7 +217,7 @@ fn does_not_fit(
 
 /// Describes a failed request.
 fn request(recording: &Recording, explained: &Explained, wanted: u64) -> String {
-    let request = format!("a request for {}", format_bytes(wanted));
+    let request = format!("a request for {}", readable_bytes(wanted));
     match recording.has_sums_only() {
         true => request,
         false => format!("at event {}, {request}", explained.ledger.event + 1),
@@ -231,7 +231,7 @@ fn without_segments(
     wanted: u64,
     device_bytes: Option<u64>,
 ) -> Diagnosis {
-    let bytes = format_bytes;
+    let bytes = readable_bytes;
     let live = explained.ledger.active_bytes;
     let needed = live.saturating_add(wanted);
     let is_live_known = !recording.has_failures_only();
@@ -307,7 +307,8 @@ fn unsplit(recording: &Recording, explained: &Explained, moment: &Moment, wanted
 
 /// Explains a failed request for which `max_split_size` forbade the use of a free segment.
 fn max_split_size(explained: &Explained, max_split: u64, evidence: Vec<String>) -> Diagnosis {
-    let (largest, max_split) = (format_bytes(explained.ledger.largest_free_bytes), format_bytes(max_split));
+    let (largest, max_split) =
+        (readable_bytes(explained.ledger.largest_free_bytes), readable_bytes(max_split));
     Diagnosis {
         code: "max_split_size",
         what: format!(
@@ -340,15 +341,15 @@ fn other_pool(
     let ledger = &explained.ledger;
     let is_one_piece = wanted <= ledger.largest_free_bytes;
     evidence.extend(pools(moment, if is_one_piece { wanted } else { 1 }));
-    let largest = format_bytes(ledger.largest_free_bytes);
+    let largest = readable_bytes(ledger.largest_free_bytes);
     let what = if is_one_piece {
         format!(
             "{largest} were free in one piece, but that piece belongs to another pool or stream, so this \
              request could not use it"
         )
     } else {
-        let free = format_bytes(ledger.wholly_free_bytes);
-        format!("{free} were free in whole segments, but these segments belong to other pools or streams")
+        let free = readable_bytes(ledger.wholly_free_bytes);
+        format!("{free} were free in whole segments, but they belong to other pools or streams")
     };
     let share = "share one graph pool among graphs that never run at the same time: \
                  torch.cuda.graph(graph, pool=other.pool())";
@@ -394,13 +395,13 @@ fn fragmentation(
         evidence.push(format!(
             "{} of {} together {} {} in {} from returning to the driver",
             number_of(blocks.len() as u64, "block"),
-            format_bytes(sum_of(&blocks)),
+            readable_bytes(sum_of(&blocks)),
             if blocks.len() == 1 { "keeps" } else { "keep" },
-            format_bytes(explained.ledger.pinned_bytes),
+            readable_bytes(explained.ledger.pinned_bytes),
             number_of(segments, "segment"),
         ));
     }
-    let unused = format_bytes(explained.ledger.unused_bytes());
+    let unused = readable_bytes(explained.ledger.unused_bytes());
     Diagnosis {
         code: "fragmentation",
         what: match recording.has_sums_only() {
@@ -457,7 +458,7 @@ fn pools(moment: &Moment, wanted: u64) -> Vec<String> {
         .map(|segment| {
             let lane = segment.lane;
             let pool = lane.pool.map_or("?".to_owned(), |(first, second)| format!("({first}, {second})"));
-            let bytes = format_bytes(segment.bytes);
+            let bytes = readable_bytes(segment.bytes);
             format!("a free segment of {bytes} belongs to pool {pool}, stream {}", lane.stream)
         })
         .collect();

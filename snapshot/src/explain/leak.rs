@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use millpond_core::format_bytes;
+use millpond_engine::text::readable_bytes;
 
 use super::explanation::Diagnosis;
 use super::holders::{self, HOLDERS};
@@ -60,8 +60,8 @@ fn by_phase(recording: &Recording) -> Option<Diagnosis> {
         evidence: vec![format!(
             "live memory grew in each of {}, from {} to {}",
             ends.len(),
-            format_bytes(first.1),
-            format_bytes(last.1)
+            readable_bytes(first.1),
+            readable_bytes(last.1)
         )],
         holders: holders::by_stack(recording, moment.blocks().iter().filter(born), HOLDERS),
         fixes: vec![KEPT.to_owned()],
@@ -112,7 +112,7 @@ fn by_part(recording: &Recording) -> Option<Diagnosis> {
     let since = FIRST_PARTS * events / PARTS;
     let moment = recording.moment(usize::MAX);
     let kept = moment.blocks().iter().filter(|block| block.event >= since);
-    let (first, last) = (format_bytes(first), format_bytes(last));
+    let (first, last) = (readable_bytes(first), readable_bytes(last));
     Some(Diagnosis {
         code: "leak",
         what: format!("live memory never falls back, and grows from {first} to {last}: a leak"),

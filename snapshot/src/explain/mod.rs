@@ -11,6 +11,7 @@ mod failure;
 mod fixes;
 mod holders;
 mod leak;
+mod pinned;
 mod settings;
 mod text;
 mod verdict;
@@ -98,7 +99,7 @@ fn explained(
         let explained = Explained {
             occasion,
             ledger,
-            wanted_bytes: wanted,
+            wanted_bytes: wanted.filter(|_| !recording.asked_for_pinned_memory()),
             wanted_by: wanted.and_then(|_| asker(recording, number)),
             device_free_bytes: free,
             outside_bytes: known

@@ -1,7 +1,7 @@
 //! Finds settings of PyTorch's allocator that have no effect: the allocator did not use them, or they apply
 //! to nothing in the recording.
 
-use millpond_core::format_bytes;
+use millpond_engine::text::readable_bytes;
 
 use super::explanation::Diagnosis;
 use crate::peers::torch::settings::Settings;
@@ -83,7 +83,7 @@ fn idle(recording: &Recording, name: &str, taken: &Settings) -> Option<String> {
         "max_split_size_mb" => {
             let segments = recording.events().filter(|event| event.kind == EventKind::SegmentAllocate);
             let largest = segments.map(|event| event.bytes).max()?;
-            let bytes = format_bytes;
+            let bytes = readable_bytes;
             (largest < taken.max_split).then(|| {
                 format!("the largest segment has {}, less than {}", bytes(largest), bytes(taken.max_split))
             })

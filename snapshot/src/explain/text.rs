@@ -3,7 +3,7 @@
 use std::io::{self, Write};
 
 use millpond_core::format_bytes;
-use millpond_engine::text::{number_of, plain};
+use millpond_engine::text::{number_of, plain, readable_bytes};
 
 use super::explanation::{Diagnosis, Explained, Explanation, Occasion, Verdict};
 use super::holders::{Holder, HolderFrame};
@@ -91,9 +91,8 @@ pub fn print(explanation: &Explanation, style: Style, out: &mut impl Write) -> i
     let bounds = explanation.bound_host_order.zip(explanation.bound_stream_safe);
     if let Some((host_order, stream_safe)) = bounds.filter(|_| !failures_only) {
         let reserved = sums.peak_reserved_bytes;
-        let reserved = reserved.map_or(String::new(), |reserved| {
-            format!("; the recorded one reserved at most {}", format_bytes(reserved))
-        });
+        let reserved = reserved
+            .map_or(String::new(), |reserved| format!("; reserved at most {}", readable_bytes(reserved)));
         writeln!(out, "any allocator needs at least {}{reserved}", Bounds { host_order, stream_safe })?;
     }
     writeln!(out)?;

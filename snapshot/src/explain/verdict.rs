@@ -1,11 +1,11 @@
 //! The verdict on a recording: one code and one sentence. One table holds all verdicts.
 
-use millpond_core::format_bytes;
-use millpond_engine::text::number_of;
+use millpond_engine::text::{number_of, readable_bytes};
 
 use super::explanation::{Diagnosis, Explained, Occasion, Verdict};
 use super::failure::BEYOND_ANY_DEVICE;
-use crate::recording::{EventKind, Recording, Sums};
+use super::pinned;
+use crate::recording::{EventKind, Recording, Source, Sums};
 
 /// Free memory of an allocator is a problem if it makes up at least this share of its reserved bytes.
 const MUCH_UNUSED: f64 = 0.2;
@@ -44,12 +44,13 @@ struct Facts {
 type Row = (&'static str, fn(&Facts) -> bool);
 
 /// The table. The first row whose condition holds gives the verdict.
-const ROWS: [Row; 21] = [
+const ROWS: [Row; 22] = [
     ("oom_beyond_device", |facts| facts.failure.is_some() && facts.is_beyond_device),
     ("oom_fragmentation", |facts| facts.failure == Some("fragmentation")),
     ("oom_max_split_size", |facts| facts.failure == Some("max_split_size")),
     ("oom_other_pool", |facts| facts.failure == Some("other_pool")),
     ("oom_limit", |facts| facts.failure == Some("limit")),
+    ("oom_pinned_memory", |facts| facts.failure == Some(pinned::CODE)),
     ("oom_leak", |facts| facts.failure.is_some() && facts.leaks),
     ("oom_outside", |facts| facts.failure == Some("outside")),
     ("oom_rounding", |facts| facts.failure == Some("lost_to_rounding")),
@@ -165,10 +166,14 @@ impl Case<'_> {
     }
 
     fn out_of_memory(&self, code: &str, moment: &Explained, diagnosis: &Diagnosis) -> String {
-        let bytes = format_bytes;
+        let bytes = readable_bytes;
         let ledger = &moment.ledger;
         let wanted = bytes(moment.wanted_bytes.unwrap_or(0));
         let asker = moment.wanted_by.as_ref().map_or(String::new(), |line| format!(" by {line}"));
+        if code == "oom_pinned_memory" {
+            let what = "page-locked (pinned) memory of the host, not of the GPU";
+            return format!("out of memory: a request{asker} for {what}, failed");
+        }
         let why = match code {
             "oom_beyond_device" => match self.device_bytes {
                 Some(device) => format!("the device has only {} in all", bytes(device)),
@@ -205,7 +210,7 @@ impl Case<'_> {
     }
 
     fn sentence(&self, code: &str) -> String {
-        let bytes = format_bytes;
+        let bytes = readable_bytes;
         let sums = self.sums;
         let reserved = sums.peak_reserved_bytes.unwrap_or(0);
         let (pinned, idle) = self.unused().unwrap_or((0, 0));
@@ -257,7 +262,9 @@ impl Case<'_> {
     fn gaps(&self) -> impl Iterator<Item = &str> {
         let missing = |code: &str| ["no_frees", "no_sizes"].contains(&code);
         let others = self.recording.unknowns().iter().filter(move |unknown| missing(&unknown.code));
-        self.recording.doubts().chain(others).map(|unknown| unknown.text.as_str())
+        // What happened on another device hides nothing of this one.
+        let doubts = self.recording.doubts().filter(|unknown| unknown.code != "other_device");
+        doubts.chain(others).map(|unknown| unknown.text.as_str())
     }
 
     fn too_little(&self) -> String {
@@ -270,19 +277,29 @@ impl Case<'_> {
 
     fn no_problem(&self) -> String {
         let sums = self.sums;
-        let live = format_bytes(sums.peak_live_bytes);
+        let live = readable_bytes(sums.peak_live_bytes);
         let active = self.peak().map_or(0, |peak| peak.ledger.active_bytes);
         let reserved = match sums.peak_reserved_bytes {
             Some(reserved) => format!(
                 "and {} reserved, {} of it in use at the peak",
-                format_bytes(reserved),
+                readable_bytes(reserved),
                 percent(active.min(reserved), reserved)
             ),
             None => "; how much the allocator reserved is not recorded".to_owned(),
         };
         let space = if reserved.starts_with(';') { "" } else { " " };
         let allocations = number_of(sums.allocations, "allocation");
-        format!("no problem: {allocations} and no failed request; at most {live} were live{space}{reserved}")
+        let figures =
+            format!("{allocations} and no failed request; at most {live} were live{space}{reserved}");
+        // These files have the memory of PyTorch's allocator for the device only.
+        let format = self.recording.source().format.as_str();
+        if ![Source::PYTORCH, Source::PYTORCH_TRACE].contains(&format) {
+            return format!("no problem: {figures}");
+        }
+        format!(
+            "no problem of device memory: {figures}. The file does not tell about memory of the host: if the \
+             program failed, give `explain` its error text"
+        )
     }
 }
 
@@ -294,12 +311,13 @@ fn percent(part: u64, whole: u64) -> String {
 mod tests {
     use super::*;
 
-    const FAILURES: [Option<&str>; 9] = [
+    const FAILURES: [Option<&str>; 10] = [
         None,
         Some("fragmentation"),
         Some("max_split_size"),
         Some("other_pool"),
         Some("limit"),
+        Some("pinned_memory"),
         Some("outside"),
         Some("lost_to_rounding"),
         Some("does_not_fit"),
@@ -341,12 +359,13 @@ mod tests {
 
     #[test]
     fn each_row_decides_alone() {
-        let cases: [(Option<&str>, u32, &str); 21] = [
+        let cases: [(Option<&str>, u32, &str); 22] = [
             (Some("does_not_fit"), 1, "oom_beyond_device"),
             (Some("fragmentation"), 0b110, "oom_fragmentation"),
             (Some("max_split_size"), 0, "oom_max_split_size"),
             (Some("other_pool"), 0, "oom_other_pool"),
             (Some("limit"), 0, "oom_limit"),
+            (Some("pinned_memory"), 0, "oom_pinned_memory"),
             (Some("does_not_fit"), 0b100, "oom_leak"),
             (Some("outside"), 0, "oom_outside"),
             (Some("lost_to_rounding"), 0b10, "oom_rounding"),

@@ -1,6 +1,6 @@
 //! Recognises a file by its content, never by its name.
 
-use super::table::rows;
+use super::table::row;
 use super::{csv, minimalloc, pprof};
 
 /// How many bytes of a file's start are examined.
@@ -199,8 +199,7 @@ fn is_xplane(head: &[u8]) -> bool {
 
 /// Recognises a table by the names of its columns.
 fn table(header: &str) -> Found {
-    let first = rows(header.as_bytes()).records().next();
-    let names = first.and_then(Result::ok).unwrap_or_default();
+    let names = row(header).unwrap_or_default();
     let has = |wanted: &str| names.iter().any(|name| name == wanted);
     match () {
         () if ["Thread", "Action", "Pointer"].iter().any(|name| has(name)) => Found::Rmm,

@@ -5,8 +5,6 @@ mod bounds;
 mod program;
 mod text;
 
-use std::time::Instant;
-
 use foldhash::{HashMap, HashSet};
 use millpond_core::ALLOCATION_ALIGNMENT;
 use millpond_planning::{Block, Fit, MinimallocCsv, Options, Plan, Problem, ProblemError};
@@ -122,9 +120,6 @@ pub struct Placement {
     pub answer: Option<Answer>,
     /// Missing data and contradictions in the file, which make these figures uncertain.
     pub doubts: Vec<Unknown>,
-    /// The blocks with their offsets, as minimalloc's CSV.
-    #[serde(skip)]
-    csv: Option<String>,
     /// The blocks with their offsets.
     #[serde(skip)]
     placed: Option<Vec<(Block, u64)>>,
@@ -140,8 +135,7 @@ impl Placement {
         Self::of_blocks(recording, blocks, failed_requests, request)
     }
 
-    /// Places the buffers in a CSV file for minimalloc, and keeps their ids and steps. `recording` is the
-    /// import of the same file.
+    /// Places the buffers of minimalloc's CSV by their steps. `recording` is the import of the same file.
     ///
     /// # Errors
     /// The errors of [`of`](Self::of).
@@ -151,13 +145,10 @@ impl Placement {
         request: &Request,
     ) -> Result<Self, ProblemError> {
         let streams: HashSet<u64> = csv.rows().iter().map(|row| row.stream).collect();
-        let placement = Self::of_blocks(recording, csv.blocks(), 0, request)?;
-        let offsets = placement.placed.iter().flatten().map(|(_, offset)| *offset).collect::<Vec<_>>();
         Ok(Self {
             streams: streams.len(),
             doubts: recording.unknowns().iter().filter(|unknown| unknown.code == "gaps").cloned().collect(),
-            csv: placement.csv.map(|_| csv.with_offsets(&offsets)),
-            ..placement
+            ..Self::of_blocks(recording, csv.blocks(), 0, request)?
         })
     }
 
@@ -167,28 +158,26 @@ impl Placement {
         failed_requests: usize,
         request: &Request,
     ) -> Result<Self, ProblemError> {
-        let in_host_order = Problem::new(blocks.clone(), request.alignment)?;
-        let stream_safe = Problem::stream_safe(blocks, request.alignment, Vec::new())?;
-        // Time that the bounds needed is not available for the search.
-        let began = Instant::now();
-        let bounds = match began.checked_add(request.options.time) {
-            Some(end) => millpond_planning::bounds_until(&stream_safe, end),
-            None => millpond_planning::bounds(&stream_safe),
+        let (shares, alignment) = (request.sharing == Sharing::HostOrder, request.alignment);
+        let apart =
+            shares.then(|| Problem::stream_safe(blocks.clone(), alignment, Vec::new())).transpose()?;
+        let problem = match shares {
+            true => Problem::new(blocks, alignment)?,
+            false => Problem::stream_safe(blocks, alignment, Vec::new())?,
         };
-        let time = request.options.time.saturating_sub(began.elapsed());
-        let options = request.options.clone().time(time);
-        let problem = match request.sharing {
-            Sharing::HostOrder => &in_host_order,
-            Sharing::StreamSafe => &stream_safe,
+        let (plan, answer, bound) = search(&problem, request.capacity, &request.options);
+        // A plan has the bounds of its problem.
+        let bounds = match (&plan, &apart) {
+            (Some(plan), None) => plan.bounds,
+            (_, apart) => millpond_planning::bounds(apart.as_ref().unwrap_or(&problem)),
         };
-        let (plan, answer, bound) = search(problem, request.capacity, &options);
         Ok(Self {
             version: 1,
             file: recording.file().to_owned(),
             blocks: problem.blocks().len(),
             failed_requests,
             streams: recording.stream_count(),
-            alignment: request.alignment,
+            alignment,
             sharing: request.sharing,
             bound_host_order: bounds.host_order,
             bound_stream_safe: bounds.bytes,
@@ -200,20 +189,27 @@ impl Placement {
             capacity: request.capacity,
             answer,
             doubts: recording.doubts().cloned().collect(),
-            placed: plan.as_ref().map(|plan| {
-                let blocks = problem.blocks().iter().copied();
-                blocks.zip(plan.offsets.iter().copied()).collect()
-            }),
-            csv: plan.map(|plan| problem.to_minimalloc_csv(Some(&plan.offsets))),
+            placed: plan.map(|plan| problem.blocks().iter().copied().zip(plan.offsets).collect()),
         })
     }
 
-    /// Returns the blocks as minimalloc's CSV. Each row has the positions of the allocation and the free,
-    /// counted in events, the size, and the offset. If the file is minimalloc's CSV itself, returns its rows
-    /// with offsets. Returns `None` if no placement can fit into the capacity.
+    /// Returns the blocks as minimalloc's CSV: the positions of the allocation and the free, counted in
+    /// events, the size and the offset. `None` if no placement can fit into the capacity.
     #[must_use]
-    pub fn csv(&self) -> Option<&str> {
-        self.csv.as_deref()
+    pub fn csv(&self) -> Option<String> {
+        let placed = self.placed.as_ref()?;
+        let (blocks, offsets): (Vec<Block>, Vec<u64>) = placed.iter().copied().unzip();
+        // The problem that was placed had these blocks and this alignment.
+        let problem = Problem::new(blocks, self.alignment).ok()?;
+        Some(problem.to_minimalloc_csv(Some(&offsets)))
+    }
+
+    /// Returns the rows of minimalloc's CSV with the offsets of their buffers. `None` if no placement can fit
+    /// into the capacity.
+    #[must_use]
+    pub fn rows(&self, csv: &MinimallocCsv) -> Option<String> {
+        let offsets: Vec<u64> = self.placed.as_ref()?.iter().map(|(_, offset)| *offset).collect();
+        Some(csv.with_offsets(&offsets))
     }
 
     /// Returns the blocks with their offsets. Births and deaths are event numbers, or the steps in the file.

@@ -25,8 +25,8 @@ const ROUNDED_BYTES: usize = 32;
 /// The codes of gaps that mean that the beginning of the recording is missing.
 const LATE: [&str; 3] = ["no_trace", "ring_wrapped", Flaws::BEGAN_LATE];
 
-/// The codes of gaps and contradictions that make the figures uncertain.
-const DOUBTS: [&str; 7] = [
+/// The codes of gaps and contradictions that readers of the figures must know.
+const DOUBTS: [&str; 8] = [
     "no_trace",
     "ring_wrapped",
     Flaws::BEGAN_LATE,
@@ -34,6 +34,7 @@ const DOUBTS: [&str; 7] = [
     Flaws::DUPLICATE_ALLOCATIONS,
     Flaws::SIZE_MISMATCHES,
     Flaws::REST_MISSING,
+    "other_device",
 ];
 
 /// The codes of gaps that mean that allocations or frees of the program are missing.
@@ -134,6 +135,8 @@ impl Source {
     pub(crate) const PYTORCH: &'static str = "PyTorch memory snapshot";
     /// The format of PyTorch's out-of-memory messages.
     pub(crate) const PYTORCH_MESSAGE: &'static str = "PyTorch out-of-memory message";
+    /// The format of messages that page-locked memory of the host could not be allocated.
+    pub(crate) const PINNED_MESSAGE: &'static str = "message about page-locked memory";
     /// The format of traces of torch.profiler.
     pub(crate) const PYTORCH_TRACE: &'static str = "torch.profiler trace";
     /// The format of dumps of TensorFlow's and XLA's allocator.
@@ -216,6 +219,11 @@ impl Recording {
     /// Returns whether the source has only failed requests. In this case, the live blocks are not known.
     pub fn has_failures_only(&self) -> bool {
         self.lacks("no_blocks")
+    }
+
+    /// Returns whether the failed request asked for page-locked memory of the host.
+    pub(crate) fn asked_for_pinned_memory(&self) -> bool {
+        self.source.format == Source::PINNED_MESSAGE
     }
 
     /// Returns an error if the source has no blocks that an allocator could serve.
@@ -379,8 +387,8 @@ impl Recording {
         self.before = events;
     }
 
-    /// Returns the gaps and contradictions that make the figures of the recording uncertain: the recording
-    /// begins late, is truncated, or contradicts itself.
+    /// Returns the gaps and contradictions that readers of the recording's figures must know: it begins late,
+    /// is cut off, contradicts itself, or is of one device of several.
     pub fn doubts(&self) -> impl Iterator<Item = &Unknown> {
         self.unknowns.iter().filter(|unknown| DOUBTS.contains(&unknown.code.as_str()))
     }

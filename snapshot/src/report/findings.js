@@ -1,16 +1,27 @@
 // The parts that are text: the verdict, the diagnoses, the ledger, the settings.
 "use strict";
 
+/** Adds an element with a text whose parts between backticks are code. */
+function sentence(name, text, parent) {
+  const made = element(name, undefined, parent);
+  text.split("`").forEach((part, at) => made.append(at % 2 ? element("code", part) : part));
+  return made;
+}
+
 /** Shows the verdict, and the diagnoses, each with its evidence and its remedies. */
 function findings(explanation) {
   const section = byId("findings");
-  element("p", explanation.verdict.sentence, section);
+  sentence("p", explanation.verdict.sentence, section);
   for (const { code, what, evidence, fixes } of explanation.diagnoses) {
     const finding = element("div", undefined, section);
     finding.className = "finding";
-    element("strong", `${code}: ${what}`, finding);
-    for (const line of evidence) element("p", line, finding);
-    for (const line of fixes) element("code", line, finding);
+    sentence("strong", `${code}: ${what}`, finding);
+    for (const line of evidence) sentence("p", line, finding);
+    // A remedy is a sentence, or a line to paste.
+    for (const line of fixes) {
+      if (line.includes("`")) sentence("p", line, finding);
+      else element("code", line, finding);
+    }
   }
 }
 
@@ -47,7 +58,9 @@ function ledger(explanation, parent) {
     const shares = ` if streams share no memory, ${inBytes(shared)} ${order}`;
     element("p", `Any allocator needs at least ${inBytes(apart)}${shared === apart ? "" : shares}.`, parent);
   }
-  for (const { text } of explanation.not_known) element("p", `Not known: ${text}`, parent).className = "hint";
+  for (const { text } of explanation.not_known) {
+    sentence("p", `Not known: ${text}`, parent).className = "hint";
+  }
 }
 
 /** Shows the counts of the file, its details, and the settings of its allocator. */

@@ -116,7 +116,7 @@ impl Attempts<'_> {
         };
         let mut end = End { counting: &counting, before, cost: None };
         let ask_again = self.program.summary().failed_requests > 0;
-        let options = Options::default().passes(1).threads(Threads::One).ask_again(ask_again);
+        let options = Options::default().threads(Threads::One).ask_again(ask_again).until_failure(true);
         let outcome = engine::replay(self.program, &resource, &device, options, &mut end)?;
         let is_served = outcome.asked_again.is_none_or(|asked| asked.served == asked.requests);
         Ok(end.cost.filter(|_| outcome.failures == 0 && is_served))

@@ -29,7 +29,10 @@ pub struct Candidate {
     pub family: Family,
     /// Whether the file was recorded with these settings.
     pub is_recorded: bool,
-    /// For a pair of settings, the stacks that have only one of the two settings.
+    /// Whether it calls the driver for each request. It is the best one only if no other serves the file.
+    #[serde(skip)]
+    pub(super) is_plain: bool,
+    /// For a pair of settings, the stacks of each setting alone.
     #[serde(skip)]
     pub(super) parts: Vec<String>,
     /// The code line that selects the candidate. `{bytes}` stands for the capacity in bytes.
@@ -68,13 +71,14 @@ impl Candidate {
             line = format!("{line}  # and torch.cuda.{limit}");
         }
         let constraints = constraints.into_iter().map(str::to_owned).collect();
-        Self { stack, family: Family::Torch, is_recorded: false, parts: Vec::new(), line, constraints }
+        let family = Family::Torch;
+        Self { stack, family, is_recorded: false, is_plain: false, parts: Vec::new(), line, constraints }
     }
 
     fn plain(stack: &str, family: Family, line: &str, constraint: Option<&str>) -> Self {
         let constraints = constraint.into_iter().map(str::to_owned).collect();
         let (stack, line, parts) = (stack.to_owned(), line.to_owned(), Vec::new());
-        Self { stack, family, is_recorded: false, parts, line, constraints }
+        Self { stack, family, is_recorded: false, is_plain: false, parts, line, constraints }
     }
 
     /// Returns the setting or the line of code that selects the candidate, if `capacity` bytes are available.
@@ -108,6 +112,10 @@ pub(super) fn of(recording: &Recording) -> Result<Vec<Candidate>, String> {
         false => "import millpond.rmm; millpond.rmm.use(\"cuda+pool:pages=off\")",
     };
     all.push(Candidate::plain("cuda+pool:pages=off", Family::Millpond, regions, Some(wait)));
+    if !is_torch {
+        let bins = "import millpond.rmm; millpond.rmm.use(\"cuda+pool+binning\")";
+        all.push(Candidate::plain("cuda+pool+binning", Family::Millpond, bins, Some(wait)));
+    }
     all.extend(pairs);
     Ok(all)
 }
@@ -153,7 +161,7 @@ fn torch(recording: &Recording) -> Result<Vec<Candidate>, String> {
     Ok(candidates)
 }
 
-/// Returns RMM's resources.
+/// Returns RMM's resources. Its binning resource has no model here, and takes far more memory than `binning`.
 fn rmm() -> Vec<Candidate> {
     let resource = |stack, code: &str, constraint| {
         let line = format!("rmm.mr.set_current_device_resource(rmm.mr.{code})");
@@ -189,5 +197,13 @@ fn rmm() -> Vec<Candidate> {
             "CudaAsyncMemoryResource()",
             Some("the model of the driver's pool is less exact than the other models"),
         ),
+        Candidate {
+            is_plain: true,
+            ..resource(
+                "cuda",
+                "CudaMemoryResource()",
+                Some("RMM's default; it calls the driver for each request, and each free waits for the GPU"),
+            )
+        },
     ]
 }

@@ -225,8 +225,8 @@ pub fn tune(
         tuned.tried.push(tried);
     }
     let is_own = |tried: &Tried| tried.candidate.family != Family::Millpond;
-    tuned.best = best(&tuned.tried, request.capacity, is_own);
-    tuned.best_of_all = best(&tuned.tried, request.capacity, |_| true);
+    tuned.best = best_with_cache(&tuned.tried, request.capacity, is_own);
+    tuned.best_of_all = best_with_cache(&tuned.tried, request.capacity, |_| true);
     let usual = usual(&tuned.tried);
     tuned.best = tuned.best.map(|best| if_better(&tuned.tried, request.capacity, best, usual));
     tuned.best_of_all =
@@ -281,9 +281,15 @@ fn try_one(
     Ok(())
 }
 
-/// Returns the best candidate, which is the one with the fewest stalls. With a capacity, only candidates that
-/// serve every request in this capacity count. Without a capacity, only the candidates that need the least
-/// memory count. Ties go to the fewest driver calls, then to the least time, then to the first candidate.
+/// Returns the best candidate that does not call the driver for each request, or else the best of all.
+fn best_with_cache(tried: &[Tried], capacity: Option<u64>, counts: impl Fn(&Tried) -> bool) -> Option<usize> {
+    let has_cache = |tried: &Tried| counts(tried) && !tried.candidate.is_plain;
+    best(tried, capacity, has_cache).or_else(|| best(tried, capacity, &counts))
+}
+
+/// Returns the best candidate. With a capacity, it is the one with the fewest stalls among those that serve
+/// everything in it; otherwise among those that need the least memory. Ties go to driver calls, then time,
+/// then order.
 fn best(tried: &[Tried], capacity: Option<u64>, counts: impl Fn(&Tried) -> bool) -> Option<usize> {
     let some = tried.iter().enumerate().filter(|(_, tried)| counts(tried));
     let all = some.filter_map(|(number, tried)| Some((number, cost_of(tried, capacity)?)));

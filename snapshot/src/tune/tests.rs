@@ -93,9 +93,10 @@ fn the_best_saves_something_or_is_what_the_file_has() {
 #[test]
 fn a_setting_that_saves_less_than_a_hundredth_and_no_call_is_not_the_best() {
     let cost = |stalls, driver_calls| Cost { peak_bytes: 0, stalls, driver_calls, driver_ns: 0 };
+    let small = tuned(&snapshot("small"), None).tried.swap_remove(0);
     let tried = |bytes, cost| Tried {
         smallest: Some(Smallest { bytes, cost, also_served: Vec::new(), failed_below: None }),
-        ..tuned(&snapshot("small"), None).tried.swap_remove(0)
+        ..small.clone()
     };
     let of = |best: (u64, Cost)| {
         let all = [tried(1000, cost(3, 50)), tried(best.0, best.1)];
@@ -158,6 +159,33 @@ fn a_log_is_tuned_for_rmm() {
     let whole = unaligned.tried.iter().find(of).unwrap();
     assert!(whole.at_capacity.is_some(), "{:?}", whole.failure);
     assert!(unaligned.best.is_some());
+}
+
+#[test]
+fn a_resource_without_a_cache_is_the_best_only_if_no_other_serves() {
+    // Every second block is freed, and larger ones follow: pools have holes, the driver does not.
+    let row = |action: &str, block: u64, bytes: u64| {
+        format!("7,05:01:18.946606,{action},{:#x},{bytes},0\n", (block + 1) << 32)
+    };
+    let (small, large) = (20 * MIB, 22 * MIB);
+    let rows = (0..16).map(|block| row("allocate", block, small));
+    let rows = rows.chain((0..16).step_by(2).map(|block| row("free", block, small)));
+    let rows = rows.chain((16..23).map(|block| row("allocate", block, large)));
+    let log = format!("Thread,Time,Action,Pointer,Size,Stream\n{}", rows.collect::<String>());
+    let recording = import::read("log", log.as_bytes(), &import::Options::default()).unwrap();
+    let found = tuned(&recording, None);
+    let stack = |tried: &Tried| tried.candidate.stack.clone();
+    let stacks: Vec<String> = found.tried.iter().map(stack).collect();
+    assert!(["cuda", "cuda+pool+binning"].iter().all(|wanted| stacks.iter().any(|stack| stack == wanted)));
+    // The driver's pool needs as little memory, and does not stall.
+    let mut others = found.tried.clone();
+    others.retain(|tried| tried.candidate.family == Family::Rmm && tried.candidate.stack != "cuda_async");
+    let name = |number: Option<usize>| stack(&others[number.unwrap()]);
+    assert_eq!(name(best(&others, None, |_| true)), "cuda");
+    assert_eq!(name(best_with_cache(&others, None, |_| true)), "rmm_pool:initial=100%");
+    let plain = |tried: &Tried| tried.candidate.stack == "cuda";
+    assert_eq!(name(best_with_cache(&others, None, plain)), "cuda");
+    assert!(printed(&found).contains("\ncuda  "), "{}", printed(&found));
 }
 
 #[test]

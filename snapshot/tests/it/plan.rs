@@ -110,7 +110,7 @@ fn snapshots_of_a_gpu_are_placed() {
         let height = placement.height.unwrap();
         assert!(placement.bound <= height, "{name}");
         // The last block may end below its alignment.
-        let checked = checked_height(placement.csv().unwrap());
+        let checked = checked_height(&placement.csv().unwrap());
         assert!(checked <= height && height < checked + 512, "{name}: {checked}, {height}");
         // PyTorch needs at least as much, except in two cases: an incomplete trace lacks blocks, and PyTorch
         // did not serve a failed request.

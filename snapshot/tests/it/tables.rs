@@ -1,5 +1,6 @@
 //! Tests the other formats, and files of unknown formats.
 
+use millpond_planning::MinimallocCsv;
 use millpond_snapshot::explain;
 use millpond_snapshot::import::{self, Options};
 use millpond_snapshot::recording::{Clock, EventKind};
@@ -38,6 +39,22 @@ fn other_names_of_columns_are_known_and_an_end_is_the_last_step() {
     assert_eq!(times, [(1, (1 << 32) + 512), (3, (1 << 32) + 512)]);
     assert!(unknowns(&recording).contains(&"gaps"));
     assert!(!unknowns(&recording).contains(&"addresses"));
+}
+
+#[test]
+fn ids_in_quotes_are_read_as_the_planner_reads_them() {
+    let text = "\u{feff}\"id\",lower,upper,size\n\"a,b\",0,4,100\n\"c\"\"d\",1,2,300\n5\" e,3,4,8\n\
+                \"\",3,4,9\n";
+    let recording = imported(text.as_bytes());
+    let allocated = recording.events().filter(|event| event.kind == EventKind::Allocate);
+    let ids = allocated.map(|event| recording.tag(event.tag.unwrap()).to_owned()).collect::<Vec<_>>();
+    assert_eq!(ids, ["a,b", "c\"d", "5\" e", ""]);
+    let csv = MinimallocCsv::parse(text.trim_start_matches('\u{feff}')).unwrap();
+    assert!(csv.rows().iter().map(|row| &row.id).eq(&ids));
+    let again = imported(csv.with_offsets(&[0, 100, 0, 256]).as_bytes());
+    assert!(again.events().zip(recording.events()).all(|(a, b)| (a.kind, a.bytes) == (b.kind, b.bytes)));
+    let open = read(b"id,lower,upper,size\na,0,4,100\n\"b,1,2,300\nc,1,2,3\"\n").unwrap_err();
+    assert_eq!(open, "file:3: a cell in quotes has no end on its line");
 }
 
 #[test]

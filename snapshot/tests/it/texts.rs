@@ -221,6 +221,78 @@ fn words_about_memory_without_figures_are_named() {
     }
 }
 
+/// The code of a frame, and the message below it.
+fn traceback(code: &str, message: &str) -> String {
+    let frame = "File \"/app/train.py\", line";
+    let main = format!("  {frame} 34, in main\n    buffer = stage(samples)\n");
+    format!(
+        "Traceback (most recent call last):\n{main}  {frame} 25, in stage\n    {code}\n    ~~~^^^\n\
+         {message}\nCompile with `TORCH_USE_CUDA_DSA` to enable device-side assertions.\n"
+    )
+}
+
+#[test]
+fn page_locked_memory_that_could_not_be_had_is_a_verdict_with_its_line() {
+    let (torch, accelerator) =
+        ("RuntimeError: CUDA error: out of memory", "torch.AcceleratorError: CUDA error: invalid argument");
+    for (code, message) in [
+        ("return torch.empty(n, dtype=torch.uint8, pin_memory=True)", torch),
+        ("return batch.pin_memory()", accelerator),
+        ("return cuda.pinned_array(n)", "CudaAPIError: [2] Call to x results in CUDA_ERROR_OUT_OF_MEMORY"),
+        ("return make(n)", "CudaAPIError: [2] Call to cuMemHostAlloc results in CUDA_ERROR_OUT_OF_MEMORY"),
+        (
+            "return make(n)",
+            "MemoryError: std::bad_alloc: out_of_memory: CUDA error at: mr/pinned_host_mr.hpp",
+        ),
+    ] {
+        let explanation = explain(&imported(traceback(code, message).as_bytes()), None);
+        assert_eq!(explanation.verdict.code, "oom_pinned_memory", "{code} {message}");
+        let sentence = &explanation.verdict.sentence;
+        assert!(sentence.contains("by train.py:25 in stage for page-locked (pinned) memory of the host"));
+        let mut out = Vec::new();
+        print(&explanation, Style::new(false), &mut out).unwrap();
+        let text = String::from_utf8(out).unwrap();
+        assert!(
+            ["pin_memory=False", "num_workers", "prefetch_factor", "ulimit -l"]
+                .iter()
+                .all(|word| text.contains(word))
+        );
+        assert!(!text.contains("0B") && !text.contains("device memory"), "{text}");
+    }
+    // The same messages about other memory, and about a request that is not pinned.
+    for (code, message) in [
+        ("return torch.empty(n, device=\"cuda\")", torch),
+        ("loader = DataLoader(data, pin_memory=False)", torch),
+        ("return torch.empty(n, pin_memory=True)", "ValueError: no samples"),
+    ] {
+        let error = read(traceback(code, message).as_bytes()).unwrap_err();
+        assert!(error.contains("without figures") || error.contains("unknown format"), "{code}: {error}");
+    }
+}
+
+#[test]
+fn a_loader_s_thread_that_pins_names_the_line_that_waited_for_it() {
+    let torch = "File \"/venv/lib/python3.12/site-packages/torch";
+    let text = format!(
+        "[rank0]: Traceback (most recent call last):\n\
+         [rank0]:   File \"/app/train.py\", line 30, in <module>\n\
+         [rank0]:     for batch in loader:\n[rank0]:   {torch}/_utils.py\", line 733, in reraise\n\
+         [rank0]:     raise exception\n\
+         [rank0]: RuntimeError: Caught RuntimeError in pin memory thread for device 0.\n\
+         [rank0]: Original Traceback (most recent call last):\n\
+         [rank0]:   {torch}/utils/data/_utils/pin_memory.py\", line 64, in pin_memory\n\
+         [rank0]:     return data.pin_memory(device)\n[rank0]: RuntimeError: CUDA error: out of memory\n\
+         [rank0]: Search for `cudaErrorMemoryAllocation' in https://docs.nvidia.com\n"
+    );
+    let recording = imported(text.as_bytes());
+    let sentence = explain(&recording, None).verdict.sentence;
+    assert!(sentence.contains("by train.py:30 in <module> for page-locked"), "{sentence}");
+    assert_eq!(stacks(&recording)[0].len(), 3);
+    // Figures of the device in the same text tell more.
+    let both = [text.as_bytes(), &file("oom_ranks.txt")].concat();
+    assert_eq!(imported(&both).source().format, "PyTorch out-of-memory message");
+}
+
 #[test]
 fn the_chunks_of_a_dump_are_blocks_and_free_memory() {
     let recording = imported(&file("bfc_chunks.txt"));

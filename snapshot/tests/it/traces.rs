@@ -71,7 +71,17 @@ fn old_and_cut_traces_are_read() {
 #[test]
 fn traces_without_memory_are_named() {
     let of = |events: &str| read(format!("{{\"traceEvents\": [{events}]}}").as_bytes()).unwrap_err();
-    assert!(of("").contains("without memory events") && of("").contains("profile_memory=True"));
+    assert!(of("{}").contains("without memory events") && of("{}").contains("profile_memory=True"));
+    for empty in ["[]", "null"] {
+        let error = read(format!("{{\"schemaVersion\": 1, \"traceEvents\": {empty}}}").as_bytes());
+        let error = error.unwrap_err();
+        assert!(error.starts_with("file: is an empty trace: nothing ran"), "{error}");
+        assert!(error.contains("profile_memory=True"), "{error}");
+    }
+    for odd in ["{}", "5", "\"text\""] {
+        let error = read(format!("{{\"traceEvents\": {odd}}}").as_bytes()).unwrap_err();
+        assert!(error.contains("`traceEvents` is not a list of events"), "{error}");
+    }
     let host = "{\"ph\":\"i\",\"name\":\"[memory]\",\"ts\":1,\"args\":{\"Bytes\":4,\"Addr\":4,\"Device \
                 Id\":-1,\
                 \"Device Type\":0}}";

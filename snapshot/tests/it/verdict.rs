@@ -178,6 +178,41 @@ fn no_problem_has_its_figures_and_comes_first_in_the_text() {
         sentence.contains(" reserved, ") && sentence.contains(" % of it in use at the peak"),
         "{sentence}"
     );
+    // The program may have failed for want of memory that a snapshot does not have.
+    assert!(sentence.starts_with("no problem of device memory: "), "{sentence}");
+    let limit = "The file does not tell about memory of the host: if the program failed, give `explain` its \
+                 error text";
+    assert!(sentence.ends_with(limit), "{sentence}");
+}
+
+#[test]
+fn sizes_in_sentences_have_at_most_three_digits() {
+    let log = |name: &str| (name.to_owned(), imported(&crate::texts::file(name)));
+    let texts =
+        ["oom_old.txt", "oom_ranks.txt", "oom_wrapped.txt", "bfc_chunks.txt", "xla.txt", "trace.json"];
+    let names =
+        ["fragmented", "held", "late", "max_split", "out_of_memory", "plain", "ring", "shapes", "streams"];
+    let snapshots = names.map(|name| (name.to_owned(), snapshot(name)));
+    let mut sizes = 0;
+    for (name, recording) in snapshots.into_iter().chain(texts.map(log)) {
+        for device_bytes in [None, Some(80 * GIB + 12_345_678)] {
+            let explanation = explain(&recording, device_bytes);
+            let mut sentences = vec![explanation.verdict.sentence.clone()];
+            for diagnosis in explanation.diagnoses {
+                sentences.push(diagnosis.what);
+                sentences.extend(diagnosis.evidence);
+            }
+            for word in sentences.iter().flat_map(|sentence| sentence.split([' ', ',', ';', '(', ')'])) {
+                let Some((number, _)) = word.split_once("iB").filter(|(_, rest)| rest.is_empty()) else {
+                    continue;
+                };
+                let digits = number.chars().filter(char::is_ascii_digit).collect::<String>();
+                assert!(digits.trim_start_matches('0').len() <= 3, "{name}: {word} in {sentences:?}");
+                sizes += 1;
+            }
+        }
+    }
+    assert!(sizes > 50, "{sizes}");
 }
 
 #[test]

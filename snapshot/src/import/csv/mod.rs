@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::io::Read;
 
 use millpond_core::DeviceId;
-use millpond_engine::log::{self, Action, LogError, LogReader, column};
+use millpond_engine::log::{self, Action, ChosenDevice, LogError, LogReader, column};
 use millpond_engine::program::for_each_row;
 use millpond_engine::text::number_of;
 
@@ -66,7 +66,7 @@ fn logs(
     budget: &mut Budget,
 ) -> Result<Recording, Refusal> {
     let mut recording = Recording::new(name, "RMM log");
-    let mut devices = Devices { wanted: options.device, first: None, left_out: 0 };
+    let mut devices = ChosenDevice::new(options.device);
     let (mut before, mut rest_missing) = (Before::default(), None);
     let (mut count, mut is_recording, mut first) = (0, false, 0);
     while let Some(line) = text.next_log(std::mem::take(&mut is_log))? {
@@ -109,7 +109,9 @@ fn logs(
     if !is_recording {
         unknowns(&mut recording);
     }
-    devices.tell(&mut recording);
+    if devices.left_out() > 0 {
+        recording.unknown("other_device", ChosenDevice::sentence(devices.left_out()));
+    }
     if count > 1 {
         let text =
             format!("the file holds {count} logs one after the other; each log begins without live blocks");
@@ -134,7 +136,7 @@ fn clock(reader: &LogReader<'_>) -> Clock {
 fn rows(
     mut reader: LogReader<'_>,
     recording: &mut Recording,
-    devices: &mut Devices,
+    devices: &mut ChosenDevice,
     mut before: Option<&mut Before>,
     budget: &mut Budget,
 ) -> Result<Option<LogError>, Refusal> {
@@ -155,7 +157,7 @@ fn rows(
             if !carried.is_empty() {
                 notes.read(carried, recording, budget)?;
             }
-            if !reader.is_carrier() && devices.takes(recording, row.device) {
+            if !reader.is_carrier() && takes(devices, recording, row.device) {
                 let event = event(&reader, &row, &notes, recording, budget)?;
                 if let Some(before) = &mut before {
                     before.note(&event, row.line, budget)?;
@@ -219,11 +221,11 @@ fn end_log(recording: &mut Recording, first: usize, budget: &mut Budget) -> Resu
 fn plain_row(
     row: &log::Event,
     recording: &mut Recording,
-    devices: &mut Devices,
+    devices: &mut ChosenDevice,
     before: Option<&mut Before>,
     budget: &mut Budget,
 ) -> Result<(), Exceeded> {
-    if !devices.takes(recording, row.device) {
+    if !takes(devices, recording, row.device) {
         return Ok(());
     }
     let event = base(row, None, recording, budget)?;
@@ -327,35 +329,14 @@ fn unknowns(recording: &mut Recording) {
     }
 }
 
-/// Chooses the device whose rows are read.
-struct Devices {
-    /// The requested ordinal.
-    wanted: Option<u32>,
-    /// The device whose rows are read. A simulated device may have the same ordinal as a real device.
-    first: Option<DeviceId>,
-    left_out: u64,
-}
-
-impl Devices {
-    /// Returns whether a row is read. It is read if it belongs to the requested device. If no device was
-    /// requested, it must belong to the device of the first row.
-    fn takes(&mut self, recording: &mut Recording, device: Option<DeviceId>) -> bool {
-        let Some(device) = device else { return true };
-        let is_wanted = self.wanted.is_none_or(|wanted| device.ordinal() == wanted);
-        if is_wanted && *self.first.get_or_insert(device) == device {
-            recording.device = Some(device.ordinal());
-            recording.is_simulated = device.is_sim();
-            return true;
-        }
-        self.left_out += 1;
-        false
+/// Returns whether a row is read: it belongs to the requested device, or else to the first row's device.
+fn takes(devices: &mut ChosenDevice, recording: &mut Recording, device: Option<DeviceId>) -> bool {
+    let is_taken = devices.takes(device);
+    if let Some(device) = device.filter(|_| is_taken) {
+        recording.device = Some(device.ordinal());
+        recording.is_simulated = device.is_sim();
     }
-
-    fn tell(&self, recording: &mut Recording) {
-        if self.left_out > 0 {
-            recording.unknown("other_device", left_out(self.left_out, "row", "of other devices"));
-        }
-    }
+    is_taken
 }
 
 fn refusal(error: LogError) -> Refusal {

@@ -1,10 +1,10 @@
 //! minimalloc's CSV: the lifetimes and the sizes of buffers, for offline placement.
 //!
 //! A buffer lives from `lower` up to, but not including, `upper`. The columns `buffer`, `buffer_id`, `begin`
-//! and `start` are other names for `id` and `lower`. The column `end` replaces `upper`. It is the last step
-//! in which the buffer lives, so it is one less than `upper`.
+//! and `start` are other names for `id` and `lower`. The column `end` replaces `upper`: it is the buffer's
+//! last step, so it is one less. A cell in quotes may hold commas, but not the end of a line.
 
-use std::io::Read;
+use std::io::{BufRead, BufReader, Read};
 
 use csv::StringRecord;
 use millpond_engine::log::Lines;
@@ -46,8 +46,7 @@ pub(super) fn is_header(row: &StringRecord) -> bool {
 }
 
 fn columns(header: &StringRecord) -> Option<Columns> {
-    let names: Vec<&str> = header.iter().map(|name| name.trim_start_matches('\u{feff}').trim()).collect();
-    let place = |wanted: &[&str]| names.iter().position(|name| wanted.contains(name));
+    let place = |wanted: &[&str]| header.iter().position(|name| wanted.contains(&name));
     let upper = place(&["upper"]);
     Some(Columns {
         id: place(&["id", "buffer", "buffer_id"])?,
@@ -87,20 +86,18 @@ pub(super) fn import(name: &str, text: impl Read, budget: &mut Budget) -> Result
     let lane = recording.add_lane(Lane::default(), budget)?;
     let (header, buffers, next_address) = (None, Vec::new(), BASE);
     let mut rows = Rows { recording, budget, lane, header, buffers, next_address, gaps: 0 };
-    let (mut text, mut row) = (table::rows(Lines::new(text)), StringRecord::new());
-    loop {
-        let read = text.read_record(&mut row);
-        // Unless reading failed, the reader is past the row's `\n`.
-        let line = text.position().line();
-        match read.map_err(csv::Error::into_kind) {
-            Ok(false) => break,
-            Ok(true) => rows.row(&row).map_err(|error| Refusal { line: line - 1, ..error })?,
-            Err(csv::ErrorKind::Utf8 { .. }) => {
-                return Err(Refusal::at_line(line - 1, "the row is not UTF-8 text"));
-            }
-            Err(csv::ErrorKind::Io(error)) => return Err(Refusal { line, ..error.into() }),
-            Err(other) => return Err(Refusal::at_line(line, format!("cannot be read ({other:?})"))),
+    let (mut text, mut bytes) = (BufReader::new(Lines::new(text)), Vec::new());
+    for number in 1.. {
+        bytes.clear();
+        let read = text.read_until(b'\n', &mut bytes);
+        if read.map_err(|error| Refusal { line: number, ..error.into() })? == 0 {
+            break;
         }
+        let line = str::from_utf8(&bytes);
+        let line = line.map_err(|_| Refusal::at_line(number, "the row is not UTF-8 text"))?;
+        let row = table::row(if number == 1 { line.trim_start_matches('\u{feff}') } else { line });
+        let row = row.ok_or_else(|| Refusal::at_line(number, "a cell in quotes has no end on its line"))?;
+        rows.row(&row).map_err(|error| Refusal { line: number, ..error })?;
     }
     rows.finish()
 }

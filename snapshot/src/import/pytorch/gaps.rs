@@ -1,7 +1,6 @@
 //! Lists the data that a snapshot lacks.
 
-use millpond_core::format_bytes;
-use millpond_engine::text::number_of;
+use millpond_engine::text::{number_of, readable_bytes};
 
 use super::device::Device;
 use super::start::Start;
@@ -63,7 +62,7 @@ pub(super) fn describe(
     }
     let others = devices.iter().filter(|device| device.ordinal != chosen);
     for Device { ordinal, entries, segment_bytes } in others {
-        let bytes = format_bytes(*segment_bytes);
+        let bytes = readable_bytes(*segment_bytes);
         let noun = if *entries == 1 { "entry" } else { "entries" };
         let text = format!(
             "device {ordinal} is also in the file ({entries} {noun}, {bytes} reserved), but was not \
@@ -92,7 +91,7 @@ pub(super) fn describe(
 /// Lists the data that the trace lacks.
 fn trace(recording: &mut Recording, start: &Start, facts: &Facts) {
     let &Facts { early_blocks, early_bytes, .. } = facts;
-    let early = format!("{} ({})", number_of(early_blocks, "block"), format_bytes(early_bytes));
+    let early = format!("{} ({})", number_of(early_blocks, "block"), readable_bytes(early_bytes));
     let entries = start.entries;
     if entries == 0 {
         let text = format!(

@@ -1,10 +1,11 @@
-//! Texts that programs print: out-of-memory messages, dumps of allocators, and logs mixed with other lines.
-//! The first line that a reader recognises decides which reader reads the text. Messages of PyTorch without
-//! figures do not count.
+//! Texts that programs print: messages that memory ran out, dumps of allocators, and logs mixed with other
+//! lines. The first line that a reader knows decides which reader reads the text. Messages of PyTorch without
+//! figures do not count, unless they are about page-locked memory and nothing else is in the text.
 
 mod amounts;
 mod bfc;
 mod lines;
+mod pinned;
 mod rmm_debug;
 mod sanitizer;
 mod torch_oom;
@@ -59,7 +60,7 @@ pub(super) fn import(
     let mut lines = TextLines::new(text);
     let mut recording = Recording::new(name, "text");
     let mut tracebacks = Tracebacks::default();
-    let mut hint = None;
+    let (mut hint, mut is_pinned, mut pinned_by) = (None, false, None);
     let mut next = lines.next()?;
     while let Some(line) = next {
         if csv::is_start(&line) {
@@ -94,10 +95,17 @@ pub(super) fn import(
             continue;
         }
         tracebacks.line(&line, &mut recording, budget)?;
+        if let Some(before) = pinned::failure(&line, &tracebacks) {
+            is_pinned = true;
+            pinned_by = tracebacks.take(before, &mut recording, budget)?.or(pinned_by);
+        }
         hint = hint.or_else(|| HINTS.iter().find(|(words, _)| line.contains(words)).map(|(_, hint)| *hint));
         next = lines.next()?;
     }
-    Err(Refusal::new(hint.unwrap_or(unknown)))
+    match is_pinned {
+        true => Ok(pinned::finish(recording, pinned_by, budget)?),
+        false => Err(Refusal::new(hint.unwrap_or(unknown))),
+    }
 }
 
 /// Returns whether a reader recognises a line, other than the reader of PyTorch's messages.

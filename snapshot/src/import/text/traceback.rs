@@ -9,6 +9,24 @@ const MOST_WRITERS: usize = 64;
 /// The most frames of one traceback. A recursion without end prints fewer frames.
 const MOST_FRAMES: usize = 2048;
 
+/// The function, the method and the option of PyTorch that pin memory.
+const PIN_MEMORY: &str = "pin_memory";
+
+/// Signs of page-locked memory: functions of the driver, files of RMM, options and functions of Python.
+const PINS: [&str; 8] = [
+    PIN_MEMORY,
+    "pinned",
+    "page-locked",
+    "HostAlloc",
+    "HostRegister",
+    "MallocHost",
+    "MemAllocHost",
+    "HostMalloc",
+];
+
+/// How many frames of a framework may lie between the code that pins memory and the call that fails.
+const MOST_INNER_FRAMES: usize = 2;
+
 /// The last traceback of each writer.
 #[derive(Default, Debug)]
 pub(crate) struct Tracebacks {
@@ -23,6 +41,8 @@ struct Open {
     frames: Vec<Id>,
     /// A frame whose line number is on a later line, as IPython prints it.
     waiting: Option<(String, String)>,
+    /// The number of frames up to the last one whose code pins memory.
+    pins: Option<usize>,
 }
 
 impl Tracebacks {
@@ -37,8 +57,13 @@ impl Tracebacks {
         budget: &mut Budget,
     ) -> Result<(), Exceeded> {
         if let Some(at) = line.find("Traceback (most recent call last)") {
-            if let Some(open) = self.open(writer(&line[..at]), budget)? {
-                (open.frames, open.waiting) = (Vec::new(), None);
+            let before = line[..at].trim_end();
+            // PyTorch prints the stack of another thread below the stack of the thread that waited for it.
+            if let Some(before) = before.strip_suffix("Original") {
+                return self.open(writer(before), budget).map(drop);
+            }
+            if let Some(open) = self.open(writer(before), budget)? {
+                (open.frames, open.waiting, open.pins) = (Vec::new(), None, None);
             }
             return Ok(());
         }
@@ -54,14 +79,29 @@ impl Tracebacks {
             let end = number.find(|char: char| !char.is_ascii_digit()).unwrap_or(number.len());
             let waiting = self.open("", budget)?.and_then(|open| open.waiting.take());
             if let (Some((function, file)), Ok(line)) = (waiting, number[..end].parse()) {
-                return self.push("", Frame { function: &function, file: &file, line }, recording, budget);
+                self.push("", Frame { function: &function, file: &file, line }, recording, budget)?;
+            }
+        }
+        // The line may be the code of the last frame.
+        if pins(line) {
+            let of_line = self.open.iter_mut().filter(|open| line.contains(&open.writer));
+            if let Some(open) = of_line.max_by_key(|open| open.writer.len()) {
+                open.pins = Some(open.frames.len());
             }
         }
         Ok(())
     }
 
-    /// Removes the last traceback of the writer of a line, and returns its call stack, the innermost frame
-    /// first. Returns `None` if there is no traceback.
+    /// Returns whether the code of the innermost frames of a writer pins memory.
+    pub(crate) fn pins(&self, before: &str) -> bool {
+        let open = self.open.iter().find(|open| open.writer == writer(before));
+        open.is_some_and(|open| {
+            open.pins.is_some_and(|frames| open.frames.len() <= frames + MOST_INNER_FRAMES)
+        })
+    }
+
+    /// Returns the stack of the last traceback of the writer of a line, innermost frame first, and forgets
+    /// it; `None` if there is none.
     ///
     /// # Errors
     /// The budget is used up.
@@ -73,7 +113,10 @@ impl Tracebacks {
     ) -> Result<Option<Id>, Exceeded> {
         let key = writer(before);
         let open = self.open.iter_mut().find(|open| open.writer == key);
-        let mut frames = open.map(|open| std::mem::take(&mut open.frames)).unwrap_or_default();
+        let mut frames = Vec::new();
+        if let Some(open) = open {
+            (frames, open.pins) = (std::mem::take(&mut open.frames), None);
+        }
         if frames.is_empty() {
             return Ok(None);
         }
@@ -93,6 +136,9 @@ impl Tracebacks {
             && open.frames.len() < MOST_FRAMES
         {
             open.frames.push(id);
+            if frame.function.contains(PIN_MEMORY) || frame.file.ends_with("/pin_memory.py") {
+                open.pins = Some(open.frames.len());
+            }
         }
         Ok(())
     }
@@ -104,7 +150,8 @@ impl Tracebacks {
             None => {
                 // The length of a line bounds the texts of a traceback.
                 budget.take(writer.len() + 2 * MOST_FRAMES * size_of::<Id>())?;
-                self.open.push(Open { writer: writer.to_owned(), frames: Vec::new(), waiting: None });
+                let writer = writer.to_owned();
+                self.open.push(Open { writer, frames: Vec::new(), waiting: None, pins: None });
                 self.open.len() - 1
             }
         };
@@ -112,8 +159,13 @@ impl Tracebacks {
     }
 }
 
-/// Returns the last bracketed word at a line's start, which names the process that wrote the line. Bracketed
-/// times do not count. The name of an exception may follow the word.
+/// Returns whether a text names page-locked memory.
+pub(crate) fn pins(text: &str) -> bool {
+    PINS.iter().any(|sign| text.contains(sign)) && !text.contains("pin_memory=False")
+}
+
+/// Returns the last bracketed word of a line's start, which names the process that wrote it; times do not.
+/// The name of an exception may follow the word.
 fn writer(before: &str) -> &str {
     let blank = [' ', ':', '\t'];
     let before = before.trim_end_matches(blank);

@@ -131,7 +131,7 @@ impl<'de, S: Sink> DeserializeSeed<'de> for List<'_, S> {
     type Value = ();
 
     fn deserialize<D: Deserializer<'de>>(self, json: D) -> Result<(), D::Error> {
-        json.deserialize_seq(self)
+        json.deserialize_option(self)
     }
 }
 
@@ -140,6 +140,15 @@ impl<'de, S: Sink> Visitor<'de> for List<'_, S> {
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("a list of events")
+    }
+
+    /// Reads `null`, which is a list without events.
+    fn visit_none<E>(self) -> Result<(), E> {
+        Ok(())
+    }
+
+    fn visit_some<D: Deserializer<'de>>(self, json: D) -> Result<(), D::Error> {
+        json.deserialize_seq(self)
     }
 
     fn visit_seq<A: SeqAccess<'de>>(self, seq: A) -> Result<(), A::Error> {

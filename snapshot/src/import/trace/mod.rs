@@ -67,6 +67,7 @@ struct Trace<'a> {
     base: u64,
     /// The number of memory events of the host.
     host: u64,
+    has_events: bool,
     has_python: bool,
     exceeded: Option<Exceeded>,
 }
@@ -89,6 +90,7 @@ pub(super) fn import(
         stacks: Stacks::default(),
         base: 0,
         host: 0,
+        has_events: false,
         has_python: false,
         exceeded: None,
     };
@@ -115,11 +117,16 @@ fn wrong(error: serde_json::Error) -> Refusal {
     if is_io {
         return std::io::Error::from(error).into();
     }
+    if error.is_data() {
+        let what = "is JSON whose `traceEvents` is not a list of events, so it is no trace";
+        return Refusal::at_line(line, format!("{what}; {PROFILE_AGAIN}"));
+    }
     Refusal::at_line(line, format!("is a trace with invalid JSON at column {column}; export it again"))
 }
 
 impl Sink for Trace<'_> {
     fn event(&mut self, event: &RawEvent) -> bool {
+        self.has_events = true;
         let taken = self.take(event);
         self.exceeded = taken.err();
         self.exceeded.is_none()
@@ -191,14 +198,15 @@ impl Trace<'_> {
 
     fn into_recording(mut self, options: &Options, is_cut_off: bool) -> Result<Recording, Refusal> {
         if self.events.is_empty() {
-            return Err(Refusal::new(if self.host > 0 {
-                format!(
-                    "is a trace for Chrome or Perfetto that has memory events only for the host; \
-                     {PROFILE_AGAIN}"
-                )
-            } else {
-                format!("is a trace for Chrome or Perfetto without memory events; {PROFILE_AGAIN}")
-            }));
+            let what = match (self.has_events, self.host) {
+                (false, _) => {
+                    "is an empty trace: nothing ran between the start and the stop of the profiler, or its \
+                     schedule recorded no step"
+                }
+                (true, 0) => "is a trace for Chrome or Perfetto without memory events",
+                (true, _) => "is a trace for Chrome or Perfetto with memory events only for the host",
+            };
+            return Err(Refusal::new(format!("{what}; {PROFILE_AGAIN}")));
         }
         let left_out = self.choose(options.device)?;
         self.events.sort_by_key(|event| (event.time, event.index));
