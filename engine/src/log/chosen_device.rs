@@ -1,5 +1,6 @@
 //! The rule by which all commands choose the rows of one device in a log of several.
 
+use crate::text::number_of;
 use millpond_core::DeviceId;
 
 /// Takes the rows of one device: the requested one, or else the device of the first row.
@@ -48,8 +49,8 @@ impl ChosenDevice {
     /// Returns a sentence about a number of rows of other devices.
     pub fn sentence(left_out: u64) -> String {
         format!(
-            "rows of other devices were left out: {left_out}; `import --device N --output LOG.csv` writes \
-             another device's rows"
+            "{} of other devices left out; `import --device N --output LOG.csv` writes the rows of device N",
+            number_of(left_out, "row")
         )
     }
 }

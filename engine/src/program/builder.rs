@@ -470,7 +470,7 @@ mod tests {
         assert!(summary.flaws.sentences().is_empty());
         assert_eq!((summary.leaked_blocks, summary.peak_live_bytes, summary.events), (0, 7, 2));
         assert_eq!((summary.devices, summary.other_device_rows), (3, 3));
-        assert!(summary.notes()[0].starts_with("rows of other devices were left out: 3"));
+        assert!(summary.notes()[0].starts_with("3 rows of other devices left out"));
     }
 
     #[test]

@@ -92,7 +92,8 @@ pub fn print(explanation: &Explanation, style: Style, out: &mut impl Write) -> i
     if let Some((host_order, stream_safe)) = bounds.filter(|_| !failures_only) {
         let reserved = sums.peak_reserved_bytes;
         let reserved = reserved
-            .map_or(String::new(), |reserved| format!("; reserved at most {}", readable_bytes(reserved)));
+            .map(|reserved| format!("; the recorded one reserved at most {}", readable_bytes(reserved)))
+            .unwrap_or_default();
         writeln!(out, "any allocator needs at least {}{reserved}", Bounds { host_order, stream_safe })?;
     }
     writeln!(out)?;

@@ -266,7 +266,7 @@ fn page_locked_memory_that_could_not_be_had_is_a_verdict_with_its_line() {
         ("return torch.empty(n, pin_memory=True)", "ValueError: no samples"),
     ] {
         let error = read(traceback(code, message).as_bytes()).unwrap_err();
-        assert!(error.contains("without figures") || error.contains("unknown format"), "{code}: {error}");
+        assert!(error.contains("has no figures") || error.contains("unknown format"), "{code}: {error}");
     }
 }
 
