@@ -9,7 +9,7 @@ use millpond::driver::DeviceSpec;
 use millpond::stack::{LayerEntry, LayerKind, StackSpec};
 use millpond::{
     ByteSize, DeviceMemoryResource, DeviceMemoryResourceExt, DevicePtr, Error, Layer, Layout, Result,
-    StreamRef, Traits, downcast, find_trait, forward_to_upstream,
+    StreamRef, Traits, downcast, find_trait, forward_to_upstream, parse_bytes,
 };
 
 /// Refuses requests of more than `largest` bytes. The struct needs no trait bound; only its impl does.
@@ -30,9 +30,9 @@ unsafe impl<R: DeviceMemoryResource> DeviceMemoryResource for RequestCap<R> {
     fn allocate(&self, layout: Layout, stream: StreamRef) -> Result<DevicePtr> {
         if layout.bytes() > self.largest {
             let why = format!("a single request may have at most {} bytes; check the size", self.largest);
-            return Err(Error::invalid_argument(why).for_request(layout, stream).in_stack(self));
+            return Err(Error::impossible(why, layout, stream).in_stack(self));
         }
-        self.upstream.allocate(layout, stream)
+        self.upstream.allocate(layout, stream).map_err(|error| error.in_stack(self))
     }
 
     fn is_equal(&self, other: &dyn DeviceMemoryResource) -> bool {
@@ -73,17 +73,17 @@ impl<R: DeviceMemoryResource> Layer<R> for RequestCapLayer {
 }
 
 /// The definition of `request_cap` in a stack's text.
-const ENTRY: LayerEntry = LayerEntry {
+pub(crate) const ENTRY: LayerEntry = LayerEntry {
     name: "request_cap",
     about: "refuses single requests above a size",
     params: &[("largest", "bytes of the largest request (default 1GiB)")],
-    kind: LayerKind::Layer(|params, upstream| {
-        let largest = params.bytes("largest", &**upstream.driver())?.unwrap_or(1 << 30);
-        Ok(Arc::new(RequestCapLayer { largest }.layer(upstream)?))
+    kind: LayerKind::ReadLayer(|params| {
+        let largest = params.get_with("largest", parse_bytes)?.unwrap_or(1 << 30);
+        Ok(Box::new(move |upstream, _| Ok(Arc::new(RequestCapLayer { largest }.layer(upstream)?))))
     }),
 };
 
-fn main() -> Result<()> {
+pub(crate) fn main() -> Result<()> {
     let device = DeviceSpec::default_device().open()?;
     let layers = millpond::layers().with([ENTRY]);
     let spec: StackSpec = "cuda+pool+request_cap:largest=1MiB".parse()?;

@@ -1,5 +1,6 @@
-//! Shows how to write your own driver: plain host memory behind the trait `Driver`. Resources on top of this
-//! driver pass the conformance suite. A driver for HIP or Level Zero, or a test double, would look the same.
+//! Shows how to write your own driver: plain host memory behind the trait `Driver`. The driver passes
+//! `millpond_testkit::conformance::driver`, and resources on top of it pass the conformance suite. A driver
+//! for HIP or Level Zero, or a test double, would look the same.
 //!
 //! All work is done in the call that submits it, so a stream never has pending work.
 
@@ -8,9 +9,9 @@ use std::collections::{BTreeMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use millpond::DeviceMemoryResourceExt;
-use millpond::driver::{DeviceSpec, register};
 use millpond::driver::{
-    DriverError, DriverHandle, DriverResult, Event, EventFlags, Health, MemoryInfo, StreamFlags,
+    DeviceAttribute, DeviceSpec, DriverError, DriverHandle, DriverResult, Event, EventFlags, Health,
+    MemoryInfo, StreamFlags, register,
 };
 use millpond::resources::{CudaMemoryResource, PoolLayer};
 use millpond::{DeviceId, DevicePtr, Driver, Result, StreamRef};
@@ -30,21 +31,35 @@ pub(crate) struct HostDriver {
 struct State {
     blocks: BTreeMap<u64, alloc::Layout>,
     used: u64,
-    last: u64,
-    handles: HashSet<u64>,
+    streams: HashSet<StreamRef>,
+    events: HashSet<Event>,
+    handles: u64,
 }
 
 impl State {
-    /// Makes a stream or an event. CUDA's first few numbers are the default streams.
+    /// Returns a new handle for a stream or an event. The handles 0 to 2 are the default streams.
     fn new_handle(&mut self) -> u64 {
-        self.last = self.last.max(15) + 1;
-        self.handles.insert(self.last);
-        self.last
+        self.handles += 1;
+        self.handles + 2
     }
 }
 
-fn check(is_right: bool, call: &'static str) -> Done {
-    if is_right { Ok(()) } else { Err(DriverError::new(DriverError::INVALID_VALUE, call)) }
+/// Frees the blocks that the program did not free.
+impl Drop for State {
+    fn drop(&mut self) {
+        for (address, layout) in &self.blocks {
+            // SAFETY: the block was allocated with this layout, and no handle to the driver is left.
+            unsafe { alloc::dealloc(host(DevicePtr::new(*address)), *layout) }
+        }
+    }
+}
+
+fn check(is_right: bool, code: i32, call: &'static str) -> Done {
+    if is_right { Ok(()) } else { Err(DriverError::new(code, call)) }
+}
+
+fn host(ptr: DevicePtr) -> *mut u8 {
+    std::ptr::with_exposed_provenance_mut(ptr.address() as usize)
 }
 
 impl HostDriver {
@@ -56,6 +71,12 @@ impl HostDriver {
 impl Driver for HostDriver {
     fn device(&self) -> DeviceId {
         DeviceId::own(0)
+    }
+
+    fn attribute(&self, attribute: DeviceAttribute) -> DriverResult<i64> {
+        let is_known = attribute == DeviceAttribute::Integrated;
+        // 0, because `mem_get_info` is exact.
+        check(is_known, DriverError::NOT_SUPPORTED, "attribute").map(|()| 0)
     }
 
     fn mem_get_info(&self) -> DriverResult<MemoryInfo> {
@@ -71,14 +92,14 @@ impl Driver for HostDriver {
     }
 
     fn mem_alloc(&self, bytes: u64) -> DriverResult<DevicePtr> {
-        check(bytes > 0, "malloc")?;
+        check(bytes > 0, DriverError::INVALID_VALUE, "mem_alloc")?;
         let mut state = self.state();
         let is_there = bytes <= CAPACITY - state.used;
         let layout = alloc::Layout::from_size_align(bytes as usize, 256).ok().filter(|_| is_there);
         // SAFETY: the size is not zero.
         let memory = layout.map(|layout| (layout, unsafe { alloc::alloc(layout) }));
         let memory = memory.filter(|(_, memory)| !memory.is_null());
-        let (layout, memory) = memory.ok_or(DriverError::new(DriverError::OUT_OF_MEMORY, "malloc"))?;
+        let (layout, memory) = memory.ok_or(DriverError::new(DriverError::OUT_OF_MEMORY, "mem_alloc"))?;
         let ptr = DevicePtr::new(memory.expose_provenance() as u64);
         state.used += bytes;
         state.blocks.insert(ptr.address(), layout);
@@ -88,7 +109,7 @@ impl Driver for HostDriver {
     unsafe fn mem_free(&self, ptr: DevicePtr) -> Done {
         let mut state = self.state();
         let layout = state.blocks.remove(&ptr.address());
-        let layout = layout.ok_or(DriverError::new(DriverError::INVALID_VALUE, "free"))?;
+        let layout = layout.ok_or(DriverError::new(DriverError::INVALID_VALUE, "mem_free"))?;
         state.used -= layout.size() as u64;
         // SAFETY: the block was allocated with this layout, and the caller promises that nothing uses it.
         unsafe { alloc::dealloc(host(ptr), layout) };
@@ -96,25 +117,27 @@ impl Driver for HostDriver {
     }
 
     fn stream_create(&self, _flags: StreamFlags) -> DriverResult<StreamRef> {
-        let number = self.state().new_handle();
-        Ok(StreamRef::from_raw_parts(number, number))
+        let mut state = self.state();
+        let stream = StreamRef::with_new_id(state.new_handle());
+        state.streams.insert(stream);
+        Ok(stream)
     }
 
     unsafe fn stream_destroy(&self, stream: StreamRef) -> Done {
-        check(self.state().handles.remove(&stream.handle()), "stream_destroy")
+        check(self.state().streams.remove(&stream), DriverError::INVALID_HANDLE, "stream_destroy")
     }
 
     fn stream_is_gone(&self, stream: StreamRef) -> bool {
-        let is_default = stream.is_legacy() || stream.is_per_thread();
-        !is_default && !self.state().handles.contains(&stream.handle())
+        let is_elsewhere = stream.is_legacy() || stream.is_per_thread() || stream.is_foreign();
+        !is_elsewhere && !self.state().streams.contains(&stream)
     }
 
     fn stream_synchronize(&self, stream: StreamRef) -> Done {
-        check(!self.stream_is_gone(stream), "stream_synchronize")
+        check(!self.stream_is_gone(stream), DriverError::INVALID_HANDLE, "stream_synchronize")
     }
 
     fn stream_query(&self, stream: StreamRef) -> DriverResult<bool> {
-        Ok(!self.stream_is_gone(stream))
+        self.stream_synchronize(stream).map(|()| true)
     }
 
     fn stream_wait_event(&self, stream: StreamRef, event: Event) -> Done {
@@ -122,11 +145,14 @@ impl Driver for HostDriver {
     }
 
     fn event_create(&self, _flags: EventFlags) -> DriverResult<Event> {
-        Ok(Event(self.state().new_handle()))
+        let mut state = self.state();
+        let event = Event(state.new_handle());
+        state.events.insert(event);
+        Ok(event)
     }
 
     unsafe fn event_destroy(&self, event: Event) -> Done {
-        check(self.state().handles.remove(&event.0), "event_destroy")
+        check(self.state().events.remove(&event), DriverError::INVALID_HANDLE, "event_destroy")
     }
 
     fn event_record(&self, event: Event, stream: StreamRef) -> Done {
@@ -138,51 +164,37 @@ impl Driver for HostDriver {
     }
 
     fn event_synchronize(&self, event: Event) -> Done {
-        check(self.state().handles.contains(&event.0), "event_synchronize")
+        check(self.state().events.contains(&event), DriverError::INVALID_HANDLE, "event_synchronize")
     }
 
-    unsafe fn memcpy_htod_async(
-        &self,
-        dst: DevicePtr,
-        src: *const u8,
-        bytes: u64,
-        stream: StreamRef,
-    ) -> Done {
+    unsafe fn memcpy_htod_async(&self, dst: DevicePtr, src: *const u8, bytes: u64, on: StreamRef) -> Done {
+        self.stream_synchronize(on)?;
         // SAFETY: here and below, the caller promises that both ranges are alive and ordered on the stream.
         unsafe { src.copy_to(host(dst), bytes as usize) };
-        self.stream_synchronize(stream)
+        Ok(())
     }
 
-    unsafe fn memcpy_dtoh_async(&self, dst: *mut u8, src: DevicePtr, bytes: u64, stream: StreamRef) -> Done {
+    unsafe fn memcpy_dtoh_async(&self, dst: *mut u8, src: DevicePtr, bytes: u64, on: StreamRef) -> Done {
+        self.stream_synchronize(on)?;
         // SAFETY: as above.
         unsafe { host(src).copy_to(dst, bytes as usize) };
-        self.stream_synchronize(stream)
+        Ok(())
     }
 
-    unsafe fn memcpy_dtod_async(
-        &self,
-        dst: DevicePtr,
-        src: DevicePtr,
-        bytes: u64,
-        stream: StreamRef,
-    ) -> Done {
+    unsafe fn memcpy_dtod_async(&self, dst: DevicePtr, src: DevicePtr, bytes: u64, on: StreamRef) -> Done {
         // SAFETY: as above.
-        unsafe { host(src).copy_to(host(dst), bytes as usize) };
-        self.stream_synchronize(stream)
+        unsafe { self.memcpy_dtoh_async(host(dst), src, bytes, on) }
     }
 
-    unsafe fn memset_d8_async(&self, dst: DevicePtr, value: u8, bytes: u64, stream: StreamRef) -> Done {
+    unsafe fn memset_d8_async(&self, dst: DevicePtr, value: u8, bytes: u64, on: StreamRef) -> Done {
+        self.stream_synchronize(on)?;
         // SAFETY: as above.
         unsafe { host(dst).write_bytes(value, bytes as usize) };
-        self.stream_synchronize(stream)
+        Ok(())
     }
 }
 
-fn host(ptr: DevicePtr) -> *mut u8 {
-    std::ptr::with_exposed_provenance_mut(ptr.address() as usize)
-}
-
-fn main() -> Result<()> {
+pub(crate) fn main() -> Result<()> {
     let driver: DriverHandle = Arc::new(HostDriver::default());
     register(&driver)?;
     let device: DeviceSpec = "own:0".parse()?; // MILLPOND_DEVICE takes this text too

@@ -1,6 +1,6 @@
 //! The free memory of the current device, and prefetches of managed memory.
 
-use millpond_core::driver::{DeviceAttribute, MemoryInfo, MemoryKind, call};
+use millpond_core::driver::{DeviceAttribute, MemoryInfo, MemoryKind, call, has_attribute};
 use millpond_core::{ByteSize, DevicePtr, Driver, DriverError, Error, Result, StreamRef};
 
 /// Returns the free and total bytes of the calling thread's current device.
@@ -67,8 +67,7 @@ pub unsafe fn prefetch(
     stream: impl Into<StreamRef>,
 ) -> Result<bool> {
     let stream = stream.into();
-    let moves = call(driver, |driver| driver.attribute(DeviceAttribute::ConcurrentManagedAccess))? == 1;
-    if bytes == 0 || !moves {
+    if bytes == 0 || !has_attribute(driver, DeviceAttribute::ConcurrentManagedAccess)? {
         return Ok(false);
     }
     let submitted = call(driver, |driver| {

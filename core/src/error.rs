@@ -124,7 +124,7 @@ impl Error {
     pub fn impossible(message: impl Into<String>, layout: Layout, stream: StreamRef) -> Self {
         let mut report = OutOfMemoryReport::new(layout, stream);
         report.is_impossible = true;
-        Self::new(ErrorKind::OutOfMemory, message).for_request(layout, stream).with_report(report)
+        Self::new(ErrorKind::OutOfMemory, message).with_report(report).for_request(layout, stream)
     }
 
     /// Adds the layout of the failed request. Use this method for a request without a stream, such as a
@@ -135,11 +135,15 @@ impl Error {
         self
     }
 
-    /// Adds the layout and the stream of the request that failed.
+    /// Adds the layout and the stream of the request that failed. An error that is [out of
+    /// memory](Self::is_out_of_memory) also gets a report about the request, if it has none yet.
     #[must_use]
     pub fn for_request(mut self, layout: Layout, stream: StreamRef) -> Self {
         self.0.layout = Some(layout);
         self.0.stream = Some(stream);
+        if self.is_out_of_memory() {
+            self.0.report.get_or_insert_with(|| Box::new(OutOfMemoryReport::new(layout, stream)));
+        }
         self
     }
 
@@ -164,18 +168,21 @@ impl Error {
         self
     }
 
-    /// Adds a report about the request, if the error is [out of memory](Self::is_out_of_memory) and has no
-    /// report yet. `fill_in` completes the new report. Before this call, add the request with
+    /// Completes the report with `fill_in`, if the error is [out of memory](Self::is_out_of_memory) and no
+    /// resource has completed its report yet. Before this call, add the request with
     /// [`for_request`](Self::for_request).
     #[must_use]
-    pub fn report_if_missing(self, fill_in: impl FnOnce(&mut OutOfMemoryReport)) -> Self {
-        if !self.is_out_of_memory() || self.0.report.is_some() {
+    pub fn report_if_missing(mut self, fill_in: impl FnOnce(&mut OutOfMemoryReport)) -> Self {
+        if !self.is_out_of_memory() {
             return self;
         }
-        let (layout, stream) = (self.0.layout.unwrap_or(Layout::new(0)), self.0.stream);
-        let mut report = OutOfMemoryReport::new(layout, stream.unwrap_or(StreamRef::LEGACY));
-        fill_in(&mut report);
-        self.with_report(report)
+        let request = (self.0.layout.unwrap_or(Layout::new(0)), self.0.stream.unwrap_or(StreamRef::LEGACY));
+        let new = || Box::new(OutOfMemoryReport::new(request.0, request.1));
+        let report = self.0.report.get_or_insert_with(new);
+        if report.is_new() {
+            fill_in(report);
+        }
+        self
     }
 
     /// Adds the cause: another error, which led to this error.
@@ -333,7 +340,11 @@ impl fmt::Display for Error {
             write!(f, " on stream {stream}")?;
         }
         if let Some(device) = device {
-            write!(f, " of {device}")?;
+            match (stream, kind) {
+                (Some(_), _) => write!(f, " of {device}")?,
+                (None, ErrorKind::NoDevice) => write!(f, " ({device})")?,
+                (None, _) => write!(f, " on {device}")?,
+            }
         }
         if let Some(stack) = stack {
             write!(f, " in `{stack}`")?;

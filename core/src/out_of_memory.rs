@@ -287,6 +287,12 @@ impl OutOfMemoryReport {
         asked == only
     }
 
+    /// Whether the report says no more than the request.
+    pub(crate) fn is_new(&self) -> bool {
+        let (requested_bytes, alignment, stream) = (self.requested_bytes, self.alignment, self.stream);
+        *self == Self { requested_bytes, alignment, stream, ..Self::default() }
+    }
+
     fn write_held(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut facts = Vec::new();
         if self.live_blocks == 0 && self.held_bytes == self.live_bytes && self.live_bytes > 0 {
@@ -353,7 +359,11 @@ impl OutOfMemoryReport {
             _ if self.is_impossible => f.write_str("\n  request less at a time"),
             Some(device) if device.total < self.requested_bytes && self.host.is_none() => {
                 let total = format_bytes(device.total);
-                write!(f, "\n  the device has {total} in all: request less at a time, or use managed memory")
+                write!(
+                    f,
+                    "\n  the device has {total} in all: request less at a time, or use managed memory if the \
+                     device has it"
+                )
             }
             _ => f.write_str("\n  no known remedy would have helped"),
         }

@@ -61,8 +61,26 @@ impl StreamRef {
     /// The per-thread default stream (handle `2`).
     pub const PER_THREAD: Self = Self { handle: 2, id: PER_THREAD_BIT };
 
-    /// Returns the stream with this raw handle, and with the unique id that the driver gave. `unique_id` is
-    /// ignored for the handles 0, 1 and 2.
+    /// Returns a new stream with this raw handle, and with an id that no other stream of the process has. A
+    /// [driver of your own](crate::Driver#a-driver-of-your-own) calls this function once for each stream that
+    /// it creates. The handles 0, 1 and 2 return the default streams.
+    ///
+    /// ```
+    /// use millpond_core::StreamRef;
+    /// let [first, second] = [StreamRef::with_new_id(64), StreamRef::with_new_id(64)];
+    /// assert!(first != second && first.handle() == second.handle());
+    /// ```
+    pub fn with_new_id(handle: u64) -> Self {
+        // CUDA and the simulated device count from 1.
+        static NEXT: AtomicU64 = AtomicU64::new(1 << 61);
+        Self::from_raw_parts(handle, NEXT.fetch_add(1, Ordering::Relaxed))
+    }
+
+    /// Returns the stream with this raw handle, and with the unique id that the driver gave. To get a new
+    /// unique id, call [`with_new_id`](Self::with_new_id).
+    ///
+    /// `unique_id` is ignored for the handles 0, 1 and 2, the default streams. For other handles, the bits 62
+    /// and 63 of `unique_id` are ignored, and the id 0 is the id of the legacy default stream.
     ///
     /// The stream must have been made through a [`Driver`](crate::Driver). The driver refuses calls with any
     /// other stream.
@@ -175,5 +193,16 @@ mod tests {
         }
         let numbered = StreamRef::from_raw_parts(0x100, u64::MAX);
         assert!(!numbered.is_foreign(), "no number vouches");
+    }
+
+    #[test]
+    fn new_ids_are_those_of_no_other_stream() {
+        let [first, second] = [StreamRef::with_new_id(0x100), StreamRef::with_new_id(0x100)];
+        let others = [StreamRef::LEGACY, StreamRef::PER_THREAD, StreamRef::from_raw_parts(0x100, 1)];
+        assert!(first != second && !others.contains(&first) && !others.contains(&second));
+        assert!(!first.is_foreign() && first.handle() == 0x100);
+        assert_eq!([0, 1, 2].map(|handle| StreamRef::with_new_id(handle).id()), {
+            [StreamRef::LEGACY, StreamRef::LEGACY, StreamRef::PER_THREAD].map(StreamRef::id)
+        });
     }
 }

@@ -13,12 +13,12 @@ use crate::environment::{DEVICE_VARIABLE, Environment};
 use crate::own;
 use crate::sim::{self, Profile, SimConfig, SimDevice};
 
-/// The name of a device on a command line: `cuda:0`, `sim:h200`, `sim:a100`, `sim:8GiB`, or `sim:FILE.toml`.
-/// The last form names a file that contains a [profile](Profile) of a simulated device.
+/// The name of a device on a command line: `cuda:0`, `sim:h200`, `sim:a100`, `sim:8GiB`, `sim:FILE.toml`, or
+/// `own:0`. `sim:FILE.toml` names a file that contains a [profile](Profile) of a simulated device. `own:0`
+/// means a driver of the program itself, which the program has [registered](crate::register).
 ///
-/// `cuda` means `cuda:0`, and `sim` means `sim:h200`. `own:0` means a driver of the program itself, which the
-/// program has [registered](crate::register). Upper and lower case mean the same, except in a path. The text
-/// after `sim:` is a path if it ends in `.toml` or contains a `/`.
+/// `cuda` means `cuda:0`, and `sim` means `sim:h200`. Upper and lower case mean the same, except in a path.
+/// The text after `sim:` is a path if it ends in `.toml` or contains a `/`.
 ///
 /// ```
 /// use millpond_driver::DeviceSpec;
@@ -196,7 +196,7 @@ impl FromStr for DeviceSpec {
         let fail = |why: &str| {
             Error::invalid_argument(format!(
                 "`{text}` is not a device: {why}; write cuda:0, sim:h200, sim:a100, a size such as sim:8GiB, \
-                 or sim:FILE.toml with a profile"
+                 sim:FILE.toml with a profile, or own:0 for the program's own driver"
             ))
         };
         if let Some((kind, path)) = text.trim().split_once(':')
@@ -306,7 +306,7 @@ mod tests {
         ] {
             let error = text.parse::<DeviceSpec>().unwrap_err().to_string();
             assert!(error.contains(why), "{text}: {error}");
-            assert!(error.contains("sim:8GiB") && error.contains("cuda:0"), "{error}");
+            assert!(["cuda:0", "sim:8GiB", "own:0"].iter().all(|form| error.contains(form)), "{error}");
         }
     }
 

@@ -4,7 +4,9 @@ use std::fmt;
 use std::sync::Arc;
 
 use dashmap::DashMap;
-use millpond_core::driver::{CaptureModeGuard, DeviceAttribute, Driver, DriverResult, HostPtr};
+use millpond_core::driver::{
+    CaptureModeGuard, DeviceAttribute, Driver, DriverResult, HostPtr, call, has_attribute,
+};
 use millpond_core::{DevicePtr, DriverError, DriverHandle, Error, ErrorKind, Layout, Result};
 use parking_lot::RwLock;
 
@@ -13,7 +15,6 @@ use crate::{
     DeferCleanup, DeferredOptions, DeferredQueue, HostAllocFlags, HostMemory, MappedMemory, MemoryPointer,
     Owner, PinnedMemory,
 };
-use millpond_core::driver::call;
 
 /// The part of a memory manager that allocates host memory: pinned, mapped, registered and managed memory
 /// from the driver. [`DeferredOptions`] limit how long deallocations wait.
@@ -162,8 +163,7 @@ impl HostOnlyMemoryManager {
     pub fn memallocmanaged(&self, bytes: u64, attach_global: bool) -> Result<MemoryPointer> {
         let driver = self.driver()?;
         // If host and device can use managed memory at the same time, the attachment makes no difference.
-        let concurrent = DeviceAttribute::ConcurrentManagedAccess;
-        if !attach_global && call(&*driver, |driver| driver.attribute(concurrent))? == 0 {
+        if !attach_global && !has_attribute(&*driver, DeviceAttribute::ConcurrentManagedAccess)? {
             return Err(Error::new(
                 ErrorKind::Unsupported,
                 "this device does not support host-only managed memory; pass attach_global = true",
@@ -292,7 +292,7 @@ fn explain_pin(error: Error) -> Error {
 
 /// If the device cannot map host memory, refuses mapped memory, as NBEP 7's own manager does.
 fn check_mapping(driver: &dyn Driver, is_mapped: bool) -> Result<()> {
-    if !is_mapped || call(driver, |driver| driver.attribute(DeviceAttribute::CanMapHostMemory))? != 0 {
+    if !is_mapped || has_attribute(driver, DeviceAttribute::CanMapHostMemory)? {
         return Ok(());
     }
     let why = "the device cannot map host memory (CAN_MAP_HOST_MEMORY is 0); request memory that is not \

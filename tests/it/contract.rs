@@ -1,21 +1,25 @@
 //! Tests that every resource, every adaptor and every ordered pair of accounting adaptors keeps the contract
 //! of the trait.
 
-#[allow(dead_code, reason = "its `main` is not called here")]
+#[path = "../../examples/own_adaptor.rs"]
+mod own_adaptor;
 #[path = "../../examples/own_driver.rs"]
 mod own_driver;
 mod wrong;
+mod wrong_driver;
 #[path = "../../examples/zeroing_adaptor.rs"]
 mod zeroing_adaptor;
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
+use millpond::driver::sim::{Schedule, SimConfig, SimDevice};
 use millpond::stack::StackSpec;
-use millpond::{DriverHandle, ErrorKind};
+use millpond::{DeviceMemoryResourceExt, DriverHandle, ErrorKind, StreamRef};
 use millpond_testkit::conformance::{self, Refusals, Subject};
 use millpond_testkit::size;
 use wrong::{Mistake, Wrong};
+use wrong_driver::WrongDriver;
 use zeroing_adaptor::ZeroingAdaptor;
 
 use crate::subjects;
@@ -98,6 +102,103 @@ fn every_stack_on_a_gpu() {
     check(subjects.iter().filter(is_supported).map(|subject| conformance::run_on(subject, &driver)));
 }
 
+/// Returns the tests that fail over a driver with a mistake, or without one.
+fn failed_over(mistake: wrong_driver::Mistake) -> Vec<&'static str> {
+    let config = SimConfig::with_capacity(4 << 30).seed(1).schedule(Schedule::Seeded(1));
+    let seen = AtomicU64::new(if mistake == wrong_driver::Mistake::FreeNeverRises { u64::MAX } else { 0 });
+    let driver: DriverHandle = Arc::new(WrongDriver { inner: SimDevice::new(config), mistake, seen });
+    conformance::driver::run(&driver).failures().map(|(body, _)| body).collect()
+}
+
+#[test]
+fn the_suite_for_drivers_finds_each_mistake() {
+    assert_eq!(failed_over(wrong_driver::Mistake::None), [""; 0]);
+    for (mistake, body) in wrong_driver::Mistake::ALL {
+        let found = failed_over(*mistake);
+        assert!(found.contains(body), "{mistake:?} is not found by {body}, but by {found:?}");
+    }
+}
+
+#[test]
+fn the_drivers_keep_their_contract() {
+    own_driver::main().expect("the example runs");
+    let config = SimConfig::h200().seed(1).schedule(Schedule::Seeded(1));
+    let drivers: [DriverHandle; 2] = [SimDevice::new(config), Arc::new(own_driver::HostDriver::default())];
+    let reports: Vec<_> = drivers.iter().map(conformance::driver::run).collect();
+    // The simulated device offers every optional part.
+    assert_eq!(reports[0].skipped().count(), 0, "{}", reports[0]);
+    check(reports.into_iter());
+}
+
+#[test]
+#[ignore = "needs a CUDA GPU; run by the GPU lane"]
+fn the_driver_of_cuda_keeps_its_contract() {
+    let driver = millpond::driver::open(millpond::DeviceId::cuda(0)).expect("a CUDA GPU");
+    check([conformance::driver::run(&driver)].into_iter());
+}
+
+/// Returns a driver over host memory, which offers no optional part.
+fn host_driver() -> DriverHandle {
+    let driver: DriverHandle = Arc::new(own_driver::HostDriver::default());
+    millpond::driver::register(&driver).expect("the device is its own");
+    driver
+}
+
+#[test]
+fn errors_name_what_a_driver_lacks() {
+    let driver = host_driver();
+    let build = |text: &str| text.parse::<StackSpec>()?.build(&millpond::layers(), &driver);
+    for (stack, text) in [
+        (
+            "cuda_async",
+            "not supported on own:0 in `cuda_async`: the device has no stream-ordered memory pools; ",
+        ),
+        ("system", "own:0 cannot access pageable host memory; "),
+    ] {
+        let error = build(stack).expect_err("the driver lacks it");
+        assert!(error.kind() == ErrorKind::Unsupported && error.to_string().contains(text), "{error}");
+    }
+    let cuda = build("cuda").expect("it needs no more");
+    let error = cuda.allocate_bytes(1 << 40, StreamRef::LEGACY).expect_err("it is larger").to_string();
+    assert!(error.contains("or use managed memory if the device has it"), "{error}");
+}
+
+#[test]
+fn the_suite_says_how_a_subject_is_declared() {
+    let cuda = |text: &str| Subject::from_text(text, &millpond::layers()).largest_bytes(8 << 20);
+    let report = conformance::run(&cuda("cuda"));
+    let failures: Vec<_> = report.failures().collect();
+    assert!(matches!(failures[..], [("drop_gives_back_what_is_handed_out", _)]), "{report}");
+    for hint in ["see Subject::hands_on", "see Subject::refuses", "see Subject::statistics"] {
+        assert!(report.to_string().contains(hint), "{hint}: {report}");
+    }
+    let report = conformance::run_on(&cuda("cuda+pool"), &host_driver()).to_string();
+    assert!(report.contains("see Subject::alone") && !report.contains("GPU"), "{report}");
+}
+
+/// A device that nothing else uses shows what a resource leaves there.
+#[test]
+fn the_suite_measures_a_device_that_is_alone() {
+    let cuda = Subject::from_text("cuda", &millpond::layers()).largest_bytes(8 << 20);
+    for (subject, failures) in [(cuda.clone(), 0), (cuda.clone().alone(), 1), (cuda.alone().hands_on(), 0)] {
+        let report = conformance::run_on(&subject, &host_driver());
+        assert_eq!(report.failures().count(), failures, "{report}");
+    }
+}
+
+#[test]
+fn a_driver_takes_at_most_150_lines() {
+    let example = include_str!("../../examples/own_driver.rs");
+    let (driver, _) = example.split_once("pub(crate) fn main()").expect("the program is below the driver");
+    assert!(lines_of(driver) <= 150, "{} lines", lines_of(driver));
+}
+
+/// Returns the number of lines of code.
+fn lines_of(code: &str) -> usize {
+    let lines = code.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with("//"));
+    lines.count()
+}
+
 /// A driver with only the required methods serves every stack that needs no more.
 #[test]
 fn every_stack_on_a_driver_of_ones_own() {
@@ -112,26 +213,34 @@ fn every_stack_on_a_driver_of_ones_own() {
     let supported: Vec<_> = subjects.iter().filter(|subject| !is_left_out(subject)).collect();
     assert!(supported.len() > 20, "{} stacks", supported.len());
     check(supported.into_iter().map(|subject| {
-        let driver: DriverHandle = Arc::new(own_driver::HostDriver::default());
-        millpond::driver::register(&driver).expect("the device is its own");
-        conformance::run_on(subject, &driver)
+        // A layer that clears blocks would write to all memory of the device.
+        let fills = !subject.name().contains("zeroing");
+        let subject = if fills { subject.clone().alone() } else { subject.clone() };
+        conformance::run_on(&subject, &host_driver())
     }));
 }
 
-/// A user's own adaptor works over memory that is handed on, memory that the host can access, and a pool.
+/// A user's own adaptors work over memory that is handed on, memory that the host can access, and pools.
 #[test]
 fn an_adaptor_of_ones_own() {
     zeroing_adaptor::main().expect("the example runs");
-    let subjects = ["cuda", "managed", "cuda+pool", "cuda+pool+thread_safe"].map(|below| {
-        let subject = Subject::new(format!("{below}+zeroing"), move |driver| {
+    own_adaptor::main().expect("the example runs");
+    let table = millpond::layers().with([own_adaptor::ENTRY]);
+    let below = ["cuda", "managed", "cuda+pool", "cuda+arena:size=20%", "cuda+pool+thread_safe"];
+    let subjects = below.into_iter().flat_map(|below| {
+        let zeroing = Subject::new(format!("{below}+zeroing"), move |driver| {
             let upstream = below.parse::<StackSpec>()?.build(&millpond::layers(), driver)?;
             Ok(Arc::new(ZeroingAdaptor { upstream }))
         });
-        // Each block is filled, on a device that has it in the host's memory.
-        let subject = subject.device_bytes(1 << 30).largest_bytes(size::of(8 << 20, 64 << 20));
-        if below.contains("pool") { subject.refuses(Refusals::ALL) } else { subject.hands_on() }
+        let capped = Subject::from_text(&format!("{below}+request_cap:largest=64MiB"), &table);
+        [zeroing, capped].map(|subject| {
+            // Each block is filled, on a device that has it in the host's memory.
+            let subject = subject.device_bytes(1 << 30).largest_bytes(size::of(8 << 20, 64 << 20));
+            let is_pool = below.contains("pool") || below.contains("arena");
+            if is_pool { subject.refuses(Refusals::ALL) } else { subject.hands_on() }
+        })
     });
-    check(subjects.iter().map(conformance::run));
+    check(subjects.map(|subject| conformance::run(&subject)));
 }
 
 /// The duties have numbers, so that a comment or an error can name a duty and stays right when another is
@@ -155,6 +264,5 @@ fn an_adaptor_takes_at_most_30_lines() {
     let example = include_str!("../../examples/zeroing_adaptor.rs");
     let (before, _) = example.split_once("pub(crate) fn main()").expect("the program is below the adaptor");
     let (_, adaptor) = before.split_once("#[derive(Debug)]").expect("imports are above it");
-    let lines = adaptor.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with("//"));
-    assert!(lines.count() <= 30, "docs/book/src/own-adaptor.md says so");
+    assert!(lines_of(adaptor) <= 30, "{} lines", lines_of(adaptor));
 }

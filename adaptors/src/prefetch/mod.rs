@@ -7,7 +7,7 @@ mod tests;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use millpond_core::driver::{DeviceAttribute, MemoryKind, call};
+use millpond_core::driver::{DeviceAttribute, MemoryKind, call, has_attribute};
 use millpond_core::{
     DeviceMemoryResource, DevicePtr, DriverError, Error, Layout, Result, StreamRef, Traits, debug_as_text,
     downcast, forward_to_upstream,
@@ -59,13 +59,10 @@ pub struct PrefetchResourceAdaptor<R> {
 impl<R: DeviceMemoryResource> PrefetchResourceAdaptor<R> {
     /// Creates an adaptor that prefetches the blocks of `upstream`.
     pub fn new(upstream: R) -> Self {
-        let concurrent = || {
-            let driver = &**upstream.driver();
-            call(driver, |driver| driver.attribute(DeviceAttribute::ConcurrentManagedAccess))
-        };
+        let concurrent = || has_attribute(&**upstream.driver(), DeviceAttribute::ConcurrentManagedAccess);
         let reach = upstream.accessibility();
         // Memory of the host alone is freed without a wait for the device.
-        let may_prefetch = reach.host && reach.device && matches!(concurrent(), Ok(1));
+        let may_prefetch = reach.host && reach.device && matches!(concurrent(), Ok(true));
         Self { upstream, may_prefetch, is_refused: AtomicBool::new(false) }
     }
 

@@ -1,6 +1,6 @@
 //! Calls a driver, and records whether the call lost the device.
 
-use super::{Driver, DriverResult};
+use super::{DeviceAttribute, Driver, DriverResult};
 use crate::{Error, Result};
 
 /// Calls the driver through `body`, unless an earlier error lost the device. If `body` fails, records the
@@ -19,6 +19,18 @@ pub fn call<T>(driver: &dyn Driver, body: impl FnOnce(&dyn Driver) -> DriverResu
         })
     };
     outcome.map_err(|error| error.on_device(driver.device()))
+}
+
+/// Returns whether an attribute of the device is 1. If the driver does not know the attribute, the result is
+/// `false`.
+///
+/// # Errors
+/// An error if the device is [lost](Error::is_sticky).
+pub fn has_attribute(driver: &dyn Driver, attribute: DeviceAttribute) -> Result<bool> {
+    match call(driver, |driver| driver.attribute(attribute)) {
+        Err(error) if error.is_sticky() => Err(error),
+        answer => Ok(matches!(answer, Ok(1))),
+    }
 }
 
 /// Calls the driver through `body`, even if the device is lost. If the error of `body` means that the device

@@ -1,8 +1,6 @@
-//! Defines the interface to a device. CUDA and the simulated device implement this interface.
-//!
-//! A [`Driver`] is one device. Every call that millpond makes to CUDA goes through this trait. The simulated
-//! device implements the same trait, so code that uses the trait runs unchanged on both. The crate
-//! `millpond-driver` contains both implementations.
+//! Defines the interface to a device. Every call that millpond makes to CUDA goes through the trait
+//! [`Driver`]. The crate `millpond-driver` implements it for CUDA and for the simulated device, so code that
+//! uses the trait runs unchanged on both.
 
 mod call;
 mod capture;
@@ -14,7 +12,7 @@ mod types;
 use std::fmt::Debug;
 use std::sync::Arc;
 
-pub use call::{ask, call};
+pub use call::{ask, call, has_attribute};
 pub use capture::{CaptureModeGuard, is_capturing, record_unless_capturing};
 pub use error::{DriverError, DriverResult};
 pub use health::Health;
@@ -42,13 +40,14 @@ pub type DriverHandle = Arc<dyn Driver>;
 /// name with the prefix `cu`. No method changes the calling thread's current context.
 ///
 /// # A driver of your own
-/// Implement the methods without a default: memory, streams, events and copies. These methods are enough for
-/// a pool that does not map pages. The other methods have a default, which either returns an error that [is
-/// unsupported](DriverError::is_unsupported), or reports that there is no capture and no other device.
+/// Implement the methods without a default: memory, streams, events and copies. They and
+/// [`attribute`](Self::attribute) are enough for a pool that does not map pages. The other methods have a
+/// default, which either returns an error that [is unsupported](DriverError::is_unsupported), or reports that
+/// there is no capture and no other device. An installed CUDA driver may lack any single function. So callers
+/// must expect that any method is unsupported.
 ///
-/// An installed CUDA driver may lack any single function. So callers must expect that any method is
-/// unsupported.
-///
+/// If a call names a stream or an event that does not exist (any more), your driver returns
+/// [`INVALID_HANDLE`](DriverError::INVALID_HANDLE). `millpond_testkit::conformance::driver` tests a driver.
 /// `examples/own_driver.rs` is a driver over host memory. If your driver wraps another driver, implement
 /// every method, and put `#[deny(clippy::missing_trait_methods)]` on the impl.
 ///
@@ -79,7 +78,7 @@ pub trait Driver: Debug + Send + Sync + 'static {
     fn version(&self) -> DriverResult<i32> {
         Ok(0)
     }
-    /// Returns one attribute of the device.
+    /// Returns one attribute of the device. An attribute that the driver does not know is unsupported.
     fn attribute(&self, attribute: DeviceAttribute) -> DriverResult<i64> {
         let _ = attribute;
         unsupported("cuDeviceGetAttribute")
@@ -147,7 +146,9 @@ pub trait Driver: Debug + Send + Sync + 'static {
 
     // --- Memory ---
 
-    /// Allocates device memory, aligned to at least 256 bytes (`cuMemAlloc`).
+    /// Allocates device memory, aligned to at least 256 bytes, for any stream (`cuMemAlloc`). 0 bytes are an
+    /// [`INVALID_VALUE`](DriverError::INVALID_VALUE). Any other size that the device cannot serve, even an
+    /// absurdly large one, is [`OUT_OF_MEMORY`](DriverError::OUT_OF_MEMORY).
     fn mem_alloc(&self, bytes: u64) -> DriverResult<DevicePtr>;
     /// Allocates managed memory that all streams may use (`cuMemAllocManaged`, attached globally).
     fn mem_alloc_managed(&self, bytes: u64) -> DriverResult<DevicePtr> {
@@ -155,7 +156,8 @@ pub trait Driver: Debug + Send + Sync + 'static {
         unsupported("cuMemAllocManaged")
     }
     /// Frees plain or managed memory (`cuMemFree`). First waits for all work on the device, except captured
-    /// work that has not been launched.
+    /// work that has not been launched. If no allocation starts at `ptr`, the error is
+    /// [`INVALID_VALUE`](DriverError::INVALID_VALUE).
     unsafe fn mem_free(&self, ptr: DevicePtr) -> DriverResult<()>;
     /// Returns the allocation that holds `ptr`: its base and its size in bytes (`cuMemGetAddressRange`).
     fn mem_get_address_range(&self, ptr: DevicePtr) -> DriverResult<(DevicePtr, u64)> {
@@ -448,7 +450,7 @@ pub trait Driver: Debug + Send + Sync + 'static {
 
     // --- Streams ---
 
-    /// Creates a stream (`cuStreamCreateWithPriority`).
+    /// Creates a stream (`cuStreamCreateWithPriority`). Your own driver calls [`StreamRef::with_new_id`].
     fn stream_create(&self, flags: StreamFlags) -> DriverResult<StreamRef>;
     /// Destroys a stream (`cuStreamDestroy`). Work that was submitted earlier still runs to its end.
     unsafe fn stream_destroy(&self, stream: StreamRef) -> DriverResult<()>;
@@ -468,8 +470,9 @@ pub trait Driver: Debug + Send + Sync + 'static {
             _ => unsupported("cuStreamGetId"),
         }
     }
-    /// Returns whether a stream of this driver was destroyed or never existed. Makes no CUDA call. The result
-    /// is `false` for a default stream, and for a stream that this driver did not make.
+    /// Returns whether this stream was destroyed or never existed, so that calls with it fail. Makes no CUDA
+    /// call. The result is `false` for a default stream (handle 0, 1 or 2), for a
+    /// [foreign](StreamRef::is_foreign) stream, and for a living stream that this driver made.
     fn stream_is_gone(&self, stream: StreamRef) -> bool;
     /// Waits for all work that was submitted to a stream (`cuStreamSynchronize`).
     fn stream_synchronize(&self, stream: StreamRef) -> DriverResult<()>;
@@ -521,7 +524,7 @@ pub trait Driver: Debug + Send + Sync + 'static {
         let _ = (event, stream);
         Ok(false)
     }
-    /// Returns whether the work before the last record of the event is done (`cuEventQuery`).
+    /// Returns whether the work before the last record of the event, if any, is done (`cuEventQuery`).
     fn event_query(&self, event: Event) -> DriverResult<bool>;
     /// Waits for the work before the last record of the event (`cuEventSynchronize`).
     fn event_synchronize(&self, event: Event) -> DriverResult<()>;

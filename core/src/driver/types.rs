@@ -29,7 +29,9 @@ pub enum DeviceAttribute {
     ConcurrentManagedAccess,
     /// Whether the device can access pageable host memory (0 or 1).
     PageableMemoryAccess,
-    /// Whether the device shares its memory with the host (0 or 1).
+    /// Whether the device shares its memory with the host (0 or 1). With 0, a pool relies on the exact free
+    /// memory of [`mem_get_info`](super::Driver::mem_get_info). With 1, or if the driver does not know the
+    /// attribute, a pool may try to allocate more memory than is free.
     Integrated,
     /// Whether the host's memory can be mapped into the device's address space (0 or 1).
     CanMapHostMemory,

@@ -43,6 +43,50 @@ fn debug_says_nothing_twice() {
     assert_eq!(format!("{bare:?}"), "input/output error: no such file [Io]");
 }
 
+/// An adaptor that adds its request to a driver's error keeps duty 3 of the contract.
+#[test]
+fn a_request_that_is_out_of_memory_has_a_report() {
+    let (layout, stream) = (Layout::new(1 << 20), StreamRef::PER_THREAD);
+    let driver = || Error::from(DriverError::new(DriverError::OUT_OF_MEMORY, "cuMemsetD8Async"));
+    for error in [driver().for_request(layout, stream), Error::out_of_memory(layout, stream)] {
+        let error = error.in_stack("cuda+arena+zeroing");
+        let report = error.out_of_memory_report().expect("it was added");
+        assert_eq!((report.requested_bytes, report.stream), (1 << 20, 2));
+        assert!(error.to_string().contains(&report.to_string()) && !error.is_impossible(), "{error}");
+    }
+    assert!(driver().out_of_memory_report().is_none(), "the request is not known");
+    let other = Error::invalid_argument("").for_request(layout, stream);
+    assert!(other.out_of_memory_report().is_none());
+}
+
+#[test]
+fn the_first_resource_completes_the_report() {
+    let error = Error::out_of_memory(Layout::new(1 << 20), StreamRef::LEGACY);
+    let error = error
+        .report_if_missing(|report| report.held_bytes = 7)
+        .for_request(Layout::new(8), StreamRef::LEGACY);
+    let error = error.report_if_missing(|report| report.held_bytes = 9);
+    let report = error.out_of_memory_report().expect("it was added");
+    assert_eq!((report.held_bytes, report.requested_bytes), (7, 1 << 20));
+}
+
+#[test]
+fn an_error_names_the_device_after_the_right_word() {
+    let device = DeviceId::own(0);
+    let (layout, stream) = (Layout::new(4096), StreamRef::LEGACY);
+    for (error, text) in [
+        (Error::new(ErrorKind::Unsupported, "no pools"), "not supported on own:0: no pools"),
+        (Error::new(ErrorKind::NoDevice, "register it"), "no device (own:0): register it"),
+        (Error::invalid_argument("no").for_layout(layout), "invalid argument for 4KiB on own:0: no"),
+        (
+            Error::invalid_argument("no").for_request(layout, stream),
+            "invalid argument for 4KiB on stream 0 of own:0: no",
+        ),
+    ] {
+        assert_eq!(error.on_device(device).to_string(), text);
+    }
+}
+
 #[test]
 fn a_request_without_a_stream_names_none() {
     let error = Error::new(ErrorKind::OutOfMemory, "a pin").for_layout(Layout::new(4096));

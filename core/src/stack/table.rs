@@ -11,9 +11,9 @@ use crate::{AnyResource, ByteSize, Driver, DriverHandle, Error, Result, watch};
 
 /// Defines how a layer is built from its parameters.
 ///
-/// If a layer has parameters, prefer [`ReadBase`](Self::ReadBase) or [`ReadLayer`](Self::ReadLayer). With
-/// these two kinds, all parameters of a stack are read before any layer is built. So a stack with a wrong
-/// value is refused before any of its layers allocates memory.
+/// If a layer has parameters, use [`ReadBase`](Self::ReadBase) or [`ReadLayer`](Self::ReadLayer). With these
+/// two kinds, all parameters of a stack are read before any layer is built. So a stack with a wrong value is
+/// refused before any of its layers allocates memory.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub enum LayerKind {

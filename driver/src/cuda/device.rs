@@ -3,7 +3,6 @@
 use std::collections::BTreeMap;
 use std::ffi::{CStr, c_char};
 use std::fmt;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use millpond_core::driver::{Driver, DriverError, DriverResult, Event, Health};
@@ -174,16 +173,14 @@ impl CudaDriver {
     ///
     /// Drivers before CUDA 12.0 do not number streams, and CUDA reuses handles. So each call returns a new
     /// number, and only copies of one `StreamRef` match. `known` is the number of a living stream that this
-    /// driver made. A high bit distinguishes these numbers from CUDA's; `StreamRef` uses the two bits above
-    /// it.
+    /// driver made.
     pub(super) fn identify(&self, handle: u64, known: Option<StreamId>) -> DriverResult<u64> {
-        static NEXT: AtomicU64 = AtomicU64::new(1 << 61);
         let mut id = 0;
         // SAFETY: the caller names a living stream; `id` takes the result.
         match unsafe { self.functions().stream_get_id(handle, &raw mut id) } {
             Ok(()) => Ok(id),
             Err(error) if error.is_unsupported() => {
-                Ok(known.map_or_else(|| NEXT.fetch_add(1, Ordering::Relaxed), StreamId::get))
+                Ok(known.unwrap_or_else(|| StreamRef::with_new_id(handle).id()).get())
             }
             Err(error) => Err(error),
         }

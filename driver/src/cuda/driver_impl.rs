@@ -401,8 +401,8 @@ impl Driver for CudaDriver {
         let destroy = || unsafe { self.functions().stream_destroy(stream.handle()) };
         match self.streams.end(stream, destroy) {
             End::Asked(destroyed) => destroyed,
-            End::Elsewhere => destroy(),
-            End::Gone => invalid("the stream was already destroyed"),
+            End::Elsewhere if stream.is_foreign() => destroy(),
+            End::Elsewhere | End::Gone => invalid("the stream was already destroyed, or never existed"),
             End::InUse => invalid("another thread's call still uses the stream; destroy it after that call"),
         }
     }

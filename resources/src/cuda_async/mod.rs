@@ -6,7 +6,7 @@ mod options;
 
 use std::fmt;
 
-use millpond_core::driver::{DeviceAttribute, MemAllocationType, MemLocation, call};
+use millpond_core::driver::{DeviceAttribute, MemAllocationType, MemLocation, call, has_attribute};
 use millpond_core::{
     Accessibility, DeviceMemoryResource, DevicePtr, DriverError, DriverHandle, Error, ErrorKind, Layout,
     MemoryInfo, ResourceStatistics, Result, StreamRef, Traits, downcast, format_bytes,
@@ -100,7 +100,7 @@ impl fmt::Display for CudaAsyncMemoryResource {
 
 /// Refuses a device without pools. Other devices of the machine may have them.
 fn check_pools(driver: &DriverHandle) -> Result<()> {
-    if call(&**driver, |driver| driver.attribute(DeviceAttribute::MemoryPoolsSupported))? == 0 {
+    if !has_attribute(&**driver, DeviceAttribute::MemoryPoolsSupported)? {
         let message = "the device has no stream-ordered memory pools; use cuda+pool";
         return Err(Error::new(ErrorKind::Unsupported, message).on_device(driver.device()));
     }
@@ -303,7 +303,7 @@ impl CudaAsyncManagedMemoryResource {
         if (1..13_000).contains(&version) {
             return Err(unsupported(needs(version)));
         }
-        if call(&*driver, |driver| driver.attribute(DeviceAttribute::ConcurrentManagedAccess))? == 0 {
+        if !has_attribute(&*driver, DeviceAttribute::ConcurrentManagedAccess)? {
             let why = "host and device cannot use managed memory at the same time here; use the base \
                        `managed`";
             return Err(unsupported(why.to_owned()));

@@ -6,7 +6,7 @@ use std::sync::{Arc, LazyLock, Weak};
 
 use dashmap::DashMap;
 use dashmap::mapref::entry::Entry;
-use millpond_core::driver::{CaptureModeGuard, DeviceAttribute, Health, HostPtr, call};
+use millpond_core::driver::{CaptureModeGuard, DeviceAttribute, Health, HostPtr, call, has_attribute};
 use millpond_core::misuse::{self, Misuse, MisuseKind};
 use millpond_core::stack::{LayerEntry, LayerKind};
 use millpond_core::{
@@ -66,7 +66,7 @@ impl Pageable {
 
     /// Returns memory for host and device.
     pub(super) fn for_device(driver: DriverHandle) -> Result<Self> {
-        if call(&*driver, |driver| driver.attribute(DeviceAttribute::PageableMemoryAccess))? != 1 {
+        if !has_attribute(&*driver, DeviceAttribute::PageableMemoryAccess)? {
             return Err(Error::new(
                 ErrorKind::Unsupported,
                 format!(

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use millpond_core::driver::{DeviceAttribute, PhysicalProps, call};
+use millpond_core::driver::{DeviceAttribute, PhysicalProps, call, has_attribute};
 use millpond_core::{
     ALLOCATION_ALIGNMENT, ByteSize, DeviceMemoryResource, Driver, Error, ErrorKind, Result, downcast,
     format_bytes,
@@ -108,13 +108,13 @@ impl PoolOptions {
         if !has_pages {
             return Ok(Backing::default());
         }
-        if share_fd && !has(driver, DeviceAttribute::PosixFdHandlesSupported)? {
+        if share_fd && !has_attribute(driver, DeviceAttribute::PosixFdHandlesSupported)? {
             return Err(Error::new(
                 ErrorKind::Unsupported,
                 "this device's memory cannot be shared through file descriptors; leave share=fd out",
             ));
         }
-        let rdma = has(driver, DeviceAttribute::RdmaOfPhysicalMemorySupported)?;
+        let rdma = has_attribute(driver, DeviceAttribute::RdmaOfPhysicalMemorySupported)?;
         let props = PhysicalProps::default().share_fd(share_fd).rdma(rdma);
         Ok(Backing::new(props, self.peers.named(driver)?, self.peers == Peers::Auto))
     }
@@ -142,7 +142,7 @@ impl PoolOptions {
         if downcast::<CudaMemoryResource>(upstream).is_none() {
             return refuse("its upstream is not `cuda`");
         }
-        if !has(&**driver, DeviceAttribute::VirtualMemoryManagementSupported)? {
+        if !has_attribute(&**driver, DeviceAttribute::VirtualMemoryManagementSupported)? {
             return refuse("the device has no virtual memory management");
         }
         let granularity = call(&**driver, |driver| driver.mem_get_allocation_granularity())?;
@@ -187,15 +187,6 @@ impl PoolOptions {
             }
         }
         Ok(Self { initial_bytes, maximum_bytes, decay: self.decay.in_milliseconds(), ..self })
-    }
-}
-
-/// Returns whether the device has an attribute. If the driver does not know the attribute, the device lacks
-/// it. The loss of the device is an error.
-fn has(driver: &dyn Driver, attribute: DeviceAttribute) -> Result<bool> {
-    match call(driver, |driver| driver.attribute(attribute)) {
-        Err(error) if error.is_sticky() => Err(error),
-        answer => Ok(matches!(answer, Ok(1))),
     }
 }
 
@@ -300,8 +291,10 @@ mod tests {
         assert_eq!(pages_with(PagesMode::Auto).expect("the pool does without"), None);
         let error = pages_with(PagesMode::On).expect_err("there are none");
         assert!(error.to_string().contains("no virtual memory management"), "{error}");
-        assert!(has(&*device, DeviceAttribute::VirtualMemoryManagementSupported).expect("it answers"));
-        assert!(!has(&*device, DeviceAttribute::Integrated).expect("it answers"));
+        assert!(
+            has_attribute(&*device, DeviceAttribute::VirtualMemoryManagementSupported).expect("it answers")
+        );
+        assert!(!has_attribute(&*device, DeviceAttribute::Integrated).expect("it answers"));
     }
 
     /// Sizes are multiples of 256 bytes: the initial size is rounded up, the maximum down.

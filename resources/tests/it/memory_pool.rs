@@ -320,7 +320,7 @@ mod shared {
             ("be exported", imported.export_pointer(DevicePtr::new(256)).map(drop)),
         ] {
             let text = format!(
-                "not supported of DEVICE: an imported pool cannot {what}; do this in the process that made \
+                "not supported on DEVICE: an imported pool cannot {what}; do this in the process that made \
                  the pool"
             );
             assert_eq!(said(answer), (ErrorKind::Unsupported, text));
@@ -331,7 +331,7 @@ mod shared {
     #[test]
     fn export_from_a_pool_without_handles() {
         let pool = pool(&device(), options());
-        let text = "invalid argument of DEVICE: the pool was made without handles for other processes; make \
+        let text = "invalid argument on DEVICE: the pool was made without handles for other processes; make \
                     it with file descriptors (handles=fd)";
         assert_eq!(said(pool.export_fd()), (ErrorKind::InvalidArgument, text.to_owned()));
         let pointer = said(pool.export_pointer(DevicePtr::new(256)));
@@ -346,7 +346,7 @@ mod shared {
         let refused = unsafe { MemoryPool::import_fd(device.clone(), file.as_fd()) };
         let (kind, text) = said(refused);
         assert_eq!(kind, ErrorKind::InvalidArgument);
-        let start = "invalid argument of DEVICE: the descriptor names no pool of this device; pass a \
+        let start = "invalid argument on DEVICE: the descriptor names no pool of this device; pass a \
                      descriptor that `export_fd` returned: ";
         assert!(text.starts_with(start), "{text}");
         assert_eq!(device.live_allocations(), 0);
@@ -360,7 +360,7 @@ mod shared {
         let ptr = resource.allocate_bytes(MIB, s).unwrap();
         for wrong in [ptr, DevicePtr::new(4096), ptr.offset(1 << 40)] {
             let text = format!(
-                "invalid argument of DEVICE: {wrong} is in no block of this pool; export the block from the \
+                "invalid argument on DEVICE: {wrong} is in no block of this pool; export the block from the \
                  pool that allocated it"
             );
             assert_eq!(said(pool.export_pointer(wrong)), (ErrorKind::InvalidArgument, text));
@@ -379,14 +379,14 @@ mod shared {
         let [own, strange] = [0, 1].map(|at: usize| resources[at].allocate_bytes(MIB, s).unwrap());
         let (data, strange_data) =
             (pool.export_pointer(own).unwrap(), other.export_pointer(strange).unwrap());
-        let text = "invalid argument of DEVICE: this process made the pool; import blocks into the pool that \
+        let text = "invalid argument on DEVICE: this process made the pool; import blocks into the pool that \
                     `import_fd` returned";
         assert_eq!(said(pool.import_pointer(&data)), (ErrorKind::InvalidArgument, text.to_owned()));
         put(&resources[0], own, MIB, s);
         put(&resources[1], strange, MIB, s);
         for wrong in [strange_data, data, MemPoolPtrData([0xa5; 64])] {
             let (kind, text) = said(imported.import_pointer(&wrong));
-            let start = "invalid argument of DEVICE: the data describes no live block of the imported pool";
+            let start = "invalid argument on DEVICE: the data describes no live block of the imported pool";
             assert!(kind == ErrorKind::InvalidArgument && text.starts_with(start), "{text}");
         }
     }
@@ -417,7 +417,7 @@ fn the_current_pool_of_another_device_cannot_be_set() {
 fn a_handle_that_names_no_pool() {
     // SAFETY: the simulated device finds out.
     let pool = unsafe { MemoryPool::from_raw(device(), MemPool(0)) };
-    let text = "driver error of DEVICE: cuMemPoolGetAttribute: CUDA_ERROR_INVALID_VALUE (1): there is no \
+    let text = "driver error on DEVICE: cuMemPoolGetAttribute: CUDA_ERROR_INVALID_VALUE (1): there is no \
                 pool 0x0 of this device";
     assert_eq!(said(pool.used_bytes()), (ErrorKind::Driver, text.to_owned()));
 }
@@ -425,14 +425,14 @@ fn a_handle_that_names_no_pool() {
 #[test]
 fn handles_that_the_device_has_not() {
     let device = device();
-    let text = "not supported of DEVICE: the device does not support pools with these handles; choose \
+    let text = "not supported on DEVICE: the device does not support pools with these handles; choose \
                 another kind of handle, or none";
     for handles in [HandleTypes::FABRIC, HandleTypes::WIN32, HandleTypes::POSIX_FD | HandleTypes::FABRIC] {
         let refused = said(MemoryPool::new(device.clone(), options().handles(handles)));
         assert_eq!(refused, (ErrorKind::Unsupported, text.to_owned()));
     }
     let managed = options().managed().handles(HandleTypes::POSIX_FD);
-    let text = "not supported of DEVICE: pools of managed memory cannot be exported; leave out the handles, \
+    let text = "not supported on DEVICE: pools of managed memory cannot be exported; leave out the handles, \
                 or use device memory";
     assert_eq!(said(MemoryPool::new(device, managed)), (ErrorKind::Unsupported, text.to_owned()));
 }

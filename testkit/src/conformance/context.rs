@@ -19,6 +19,7 @@ pub(super) struct Context<'a> {
     pub(super) subject: &'a Subject,
     pub(super) driver: DriverHandle,
     pub(super) sim: Option<Arc<SimDevice>>,
+    used_at_start: Option<u64>,
 }
 
 impl<'a> Context<'a> {
@@ -26,8 +27,8 @@ impl<'a> Context<'a> {
         Self::on_sim_of(subject, subject.device_bytes)
     }
 
-    /// Another simulated device, whose state at the end is not checked; `None` if the body runs on a real
-    /// one.
+    /// Another simulated device, whose state at the end is not checked; `None` if the body runs on a given
+    /// driver.
     pub(super) fn apart(&self, bytes: u64) -> Option<(Self, Arc<SimDevice>)> {
         self.sim.as_ref()?;
         let context = Self::on_sim_of(self.subject, bytes);
@@ -38,11 +39,12 @@ impl<'a> Context<'a> {
     fn on_sim_of(subject: &'a Subject, bytes: u64) -> Self {
         let config = SimConfig::with_capacity(bytes).seed(1).schedule(Schedule::Seeded(1));
         let device = SimDevice::new(config);
-        Self { subject, driver: Arc::clone(&device) as DriverHandle, sim: Some(device) }
+        Self { subject, driver: Arc::clone(&device) as DriverHandle, sim: Some(device), used_at_start: None }
     }
 
     pub(super) fn on_driver(subject: &'a Subject, driver: &DriverHandle) -> Self {
-        Self { subject, driver: Arc::clone(driver), sim: None }
+        let context = Self { subject, driver: Arc::clone(driver), sim: None, used_at_start: None };
+        Self { used_at_start: context.used_bytes(), ..context }
     }
 
     /// Builds the subject with the checks on top.
@@ -83,9 +85,23 @@ impl<'a> Context<'a> {
         bytes.min(self.subject.largest_bytes)
     }
 
-    /// On the simulated device, checks that no rule was broken and no memory is left.
+    /// The bytes of the device that are in use; `None` if other programs may use the device.
+    pub(super) fn used_bytes(&self) -> Option<u64> {
+        match &self.sim {
+            Some(sim) => Some(sim.live_bytes()),
+            None if self.subject.is_alone => {
+                let memory = self.driver.mem_get_info().unwrap_or_else(|error| panic!("{error}"));
+                Some(memory.total - memory.free)
+            }
+            None => None,
+        }
+    }
+
+    /// Checks that no memory is left and, on the simulated device, that no rule was broken.
     pub(super) fn check_at_end(&self) {
-        let Some(sim) = &self.sim else { return };
+        let Some(sim) = &self.sim else {
+            return assert_eq!(self.used_bytes(), self.used_at_start, "bytes of the device at the end");
+        };
         if let Some(violation) = sim.take_violations().first() {
             panic!("{violation}");
         }

@@ -137,11 +137,11 @@ fn errors_name_request_and_stack(context: &Context<'_>) -> Outcome {
 fn an_error_changes_nothing(context: &Context<'_>) -> Outcome {
     let resource = context.build();
     let block = resource.get(context.clip(1000), S);
-    let (statistics, device) = (resource.statistics(), context.sim.as_ref().map(|sim| sim.live_bytes()));
+    let (statistics, device) = (resource.statistics(), context.used_bytes());
     for bytes in [PIB, 1 << 63, u64::MAX] {
         drop(refused(&resource, Layout::new(bytes)));
     }
-    assert_eq!(context.sim.as_ref().map(|sim| sim.live_bytes()), device, "bytes of the device");
+    assert_eq!(context.used_bytes(), device, "bytes of the device");
     let in_use = |statistics: Option<millpond_core::ResourceStatistics>| {
         statistics.map(|s| (s.bytes_in_use, s.bytes_requested, s.blocks_in_use, s.allocations))
     };
@@ -173,17 +173,28 @@ fn fill(resource: &Tested, bytes: u64) -> (Vec<Block>, Option<Error>) {
     (blocks, None)
 }
 
-const TOO_MUCH: Outcome = Skipped("it would take all of a GPU's memory");
+const TOO_MUCH: Outcome = Skipped("it would fill the device; see Subject::alone");
 
-/// A device that a few hundred blocks fill.
-fn small_device(context: &Context<'_>) -> u64 {
-    context.subject.device_bytes.min(256 << 20)
+/// A device that the body may fill with a few hundred blocks, and the size of these blocks.
+fn to_fill<'a>(context: &Context<'a>) -> Option<(Context<'a>, u64)> {
+    let (context, total) = match (&context.sim, context.used_bytes()) {
+        (Some(_), _) => {
+            let total = context.subject.device_bytes.min(256 << 20);
+            (context.apart(total)?.0, total)
+        }
+        (None, Some(_)) => {
+            let memory = context.driver.mem_get_info().unwrap_or_else(|error| panic!("{error}"));
+            (Context::on_driver(context.subject, &context.driver), memory.total)
+        }
+        (None, None) => return None,
+    };
+    let bytes = context.clip((total / 256).max(1 << 20));
+    Some((context, bytes))
 }
 
 fn full_device_recovers(context: &Context<'_>) -> Outcome {
-    let Some((context, _)) = &context.apart(small_device(context)) else { return TOO_MUCH };
+    let Some((context, bytes)) = to_fill(context) else { return TOO_MUCH };
     let resource = context.build();
-    let bytes = context.clip(1 << 20);
     let (blocks, error) = fill(&resource, bytes);
     let Some(error) = error else {
         blocks.into_iter().for_each(|block| resource.put(block));
@@ -203,10 +214,9 @@ fn full_device_recovers(context: &Context<'_>) -> Outcome {
 
 /// All memory was freed on one stream with unfinished work; another stream then allocates it.
 fn full_device_serves_another_stream(context: &Context<'_>) -> Outcome {
-    let Some((context, _)) = &context.apart(small_device(context)) else { return TOO_MUCH };
+    let Some((context, bytes)) = to_fill(context) else { return TOO_MUCH };
     let resource = context.build();
     let other = context.stream();
-    let bytes = context.clip(1 << 20);
     let (blocks, _) = fill(&resource, bytes);
     let count = blocks.len();
     blocks.into_iter().for_each(|block| resource.put(block));

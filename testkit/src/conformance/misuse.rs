@@ -18,7 +18,7 @@ bodies![
 ];
 
 const S: StreamRef = StreamRef::LEGACY;
-const CANNOT_TELL: Outcome = Skipped("the resource cannot detect this");
+const CANNOT_TELL: Outcome = Skipped("the subject does not declare it; see Subject::refuses");
 
 /// Makes an invalid `deallocate` call and returns the reports.
 fn misuse(resource: &AnyResource, ptr: DevicePtr, bytes: u64) -> Vec<Misuse> {

@@ -15,7 +15,7 @@
 //!
 //! Each test is a function, called its body. [`run`] gives each body a fresh simulated device, which also
 //! checks stream order. [`run_on`] runs the same bodies on any driver. There, bodies that need the simulated
-//! device are skipped, and the report lists them.
+//! device are skipped, and the report lists them. The suite [`driver`] tests a driver itself.
 
 /// Lists a file's bodies, each under its function's name.
 macro_rules! bodies {
@@ -26,6 +26,7 @@ macro_rules! bodies {
 
 mod contents;
 mod context;
+pub mod driver;
 mod equality;
 mod errors;
 mod faults;
@@ -87,16 +88,20 @@ pub fn run_on(subject: &Subject, driver: &DriverHandle) -> Report {
 fn run_bodies<'a>(subject: &'a Subject, context: impl Fn() -> Context<'a>) -> Report {
     let findings = bodies().map(|&(body, test)| {
         let context = context();
-        let outcome = catch_unwind(AssertUnwindSafe(|| {
+        let outcome = outcome_of(|| {
             let (outcome, misuses) = crate::misuse_recorder::record(|| test(&context));
             if let Some(misuse) = misuses.first() {
                 panic!("{misuse}");
             }
             context.check_at_end();
             outcome
-        }));
-        let outcome = outcome.unwrap_or_else(|panic| Outcome::Failed(crate::text_of(&*panic)));
+        });
         Finding { body, outcome }
     });
     Report::new(subject.name(), findings.collect())
+}
+
+/// A test that panics has failed.
+fn outcome_of(test: impl FnOnce() -> Outcome) -> Outcome {
+    catch_unwind(AssertUnwindSafe(test)).unwrap_or_else(|panic| Outcome::Failed(crate::text_of(&*panic)))
 }

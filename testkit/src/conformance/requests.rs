@@ -26,12 +26,12 @@ const S: StreamRef = StreamRef::LEGACY;
 
 fn zero_bytes_are_null(context: &Context<'_>) -> Outcome {
     let resource = context.build();
-    let before = context.sim.as_ref().map(|sim| sim.live_bytes());
+    let before = context.used_bytes();
     for alignment in [256, 4096, 2 << 20] {
         let layout = Layout::with_alignment(0, alignment).unwrap_or(Layout::new(0));
         assert_eq!(resource.get_layout(layout, S).ptr, DevicePtr::NULL, "{layout:?}");
     }
-    assert_eq!(context.sim.as_ref().map(|sim| sim.live_bytes()), before, "a request of 0 bytes takes memory");
+    assert_eq!(context.used_bytes(), before, "a request of 0 bytes takes memory");
     Passed
 }
 
@@ -149,7 +149,7 @@ fn freed(context: &Context<'_>, arrange: impl Fn(&mut Vec<Block>)) -> Outcome {
     let round = |resource: &Tested| {
         let sizes = (0..64).map(|index| context.clip(1000 * (index % 7 + 1)));
         let mut blocks: Vec<Block> = sizes.map(|bytes| resource.get(bytes, S)).collect();
-        let reserved = context.sim.as_ref().map(|sim| sim.live_bytes());
+        let reserved = context.used_bytes();
         arrange(&mut blocks);
         blocks.into_iter().for_each(|block| resource.put(block));
         reserved

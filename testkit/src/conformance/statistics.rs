@@ -9,7 +9,7 @@ use crate::statistics_check::StatisticsCheck;
 bodies![counts_follow_the_calls, peaks_stay, zero_bytes_are_not_counted];
 
 const S: StreamRef = StreamRef::LEGACY;
-const NONE: Outcome = Skipped("the resource keeps no statistics of its own");
+const NONE: Outcome = Skipped("the subject does not declare statistics; see Subject::statistics");
 
 fn statistics(resource: &Tested) -> ResourceStatistics {
     resource.statistics().unwrap_or_else(|| panic!("the resource has no statistics"))

@@ -51,6 +51,7 @@ pub struct Subject {
     pub(super) device_bytes: u64,
     pub(super) hands_on: bool,
     pub(super) shares_pools: bool,
+    pub(super) is_alone: bool,
     pub(crate) inspect: Option<Inspect>,
     pub(crate) decay: Option<Decay>,
 }
@@ -71,6 +72,7 @@ impl Subject {
             device_bytes: 4 << 30,
             hands_on: false,
             shares_pools: false,
+            is_alone: false,
             inspect: None,
             decay: None,
         }
@@ -113,8 +115,9 @@ impl Subject {
         self
     }
 
-    /// Declares that the resource does not own the blocks that it allocates, like plain CUDA memory. When the
-    /// resource is dropped, live blocks stay allocated on the device.
+    /// Declares that the resource does not own the blocks that it allocates. When the resource is dropped,
+    /// live blocks stay allocated on the device. This is true of `cuda`, `managed` and `pinned_host`, and of
+    /// most adaptors directly on top of them.
     #[must_use]
     pub fn hands_on(mut self) -> Self {
         self.hands_on = true;
@@ -126,6 +129,14 @@ impl Subject {
     #[must_use]
     pub fn shares_pools(mut self) -> Self {
         self.shares_pools = true;
+        self
+    }
+
+    /// Declares that nothing else uses the device of [`run_on`](super::run_on) during the run. Then the tests
+    /// also fill the device, and measure its free memory.
+    #[must_use]
+    pub fn alone(mut self) -> Self {
+        self.is_alone = true;
         self
     }
 

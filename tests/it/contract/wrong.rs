@@ -36,7 +36,9 @@ impl Wrong {
             Mistake::InvalidArgument if error.is_impossible() => ErrorKind::InvalidArgument,
             _ => return error,
         };
-        Error::new(kind, "").for_request(layout, stream).in_stack(self)
+        let mut error = Error::new(kind, "").for_request(layout, stream).in_stack(self);
+        drop(error.take_out_of_memory_report());
+        error
     }
 }
 

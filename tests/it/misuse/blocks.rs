@@ -479,7 +479,8 @@ pub(crate) const REQUESTS: &[Program] = &[
         |bench| error(bench.stack("cuda").allocate_bytes(1 << 40, bench.a)),
         "out of memory for 1TiB on stream A of DEVICE in `cuda`: no free block is large enough, and there is \
          no more memory\n\
-         \x20 the device has 256MiB in all: request less at a time, or use managed memory\n\
+         \x20 the device has 256MiB in all: request less at a time, or use managed memory if the device \
+         has it\n\
          \x20 the device has 256MiB free of 256MiB\n\
          \x20 caused by: cuMemAlloc: CUDA_ERROR_OUT_OF_MEMORY (2): 1099511627776 bytes requested; 268435456 \
          of 268435456 bytes free",

@@ -138,7 +138,7 @@ pub(crate) const CAPTURES: &[Program] = &[
             let buffer = buffer(bench, 16);
             capturing(bench, || error(buffer.to_host::<u32>()))
         },
-        "driver error of DEVICE in `cuda`: this call is not possible while a graph is being captured; make \
+        "driver error on DEVICE in `cuda`: this call is not possible while a graph is being captured; make \
          the call before the capture begins, or after the capture ends (pool:initial=… reserves memory for \
          the graph in advance): cuStreamSynchronize: CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED (900): \
          cuStreamSynchronize is refused while a graph is captured",
@@ -196,7 +196,7 @@ pub(crate) const CAPTURES: &[Program] = &[
             bench.device.set_faults(FaultPlan::nth_call(0, DriverError::ILLEGAL_ADDRESS));
             error(scalar.value())
         },
-        "poisoned of DEVICE in `cuda`: this process can no longer use the device; restart the process: \
+        "poisoned on DEVICE in `cuda`: this process can no longer use the device; restart the process: \
          cuMemcpyDtoHAsync: CUDA_ERROR_ILLEGAL_ADDRESS (700): the fault plan fails this call",
     ),
     program(
@@ -217,7 +217,7 @@ pub(crate) const CAPTURES: &[Program] = &[
             bench.device.reset_context();
             error(buffer.copy_from_host(&[1_u8]))
         },
-        "poisoned of DEVICE in `cuda`: the device's context was reset (cuDevicePrimaryCtxReset, \
+        "poisoned on DEVICE in `cuda`: the device's context was reset (cuDevicePrimaryCtxReset, \
          cudaDeviceReset, Numba's cuda.close()), and everything made before the reset is lost; open the \
          device again, and make new resources and streams: cuMemcpyHtoDAsync: \
          CUDA_ERROR_CONTEXT_IS_DESTROYED (709)",

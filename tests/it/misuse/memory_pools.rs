@@ -35,7 +35,7 @@ pub(crate) const PROGRAMS: &[Program] = &[
     program(
         "a pool without handles is exported",
         |bench| error(MemoryPool::new(bench.driver(), MemoryPoolOptions::new()).unwrap().export_fd()),
-        "invalid argument of DEVICE: the pool was made without handles for other processes; make it with \
+        "invalid argument on DEVICE: the pool was made without handles for other processes; make it with \
          file descriptors (handles=fd)",
     ),
     program(
@@ -45,8 +45,8 @@ pub(crate) const PROGRAMS: &[Program] = &[
             // SAFETY: nothing is imported.
             error(unsafe { MemoryPool::import_fd(bench.driver(), reader.as_fd()) })
         },
-        "invalid argument of DEVICE: the descriptor names no pool of this device; pass a descriptor that \
-         `export_fd` returned: driver error of DEVICE: cuMemPoolImportFromShareableHandle: \
+        "invalid argument on DEVICE: the descriptor names no pool of this device; pass a descriptor that \
+         `export_fd` returned: driver error on DEVICE: cuMemPoolImportFromShareableHandle: \
          CUDA_ERROR_INVALID_VALUE (1): Illegal seek (os error 29)",
     ),
     program(
@@ -55,7 +55,7 @@ pub(crate) const PROGRAMS: &[Program] = &[
             let ptr = bench.block(&bench.stack("cuda"), 1000);
             error(exportable(bench).export_pointer(ptr))
         },
-        "invalid argument of DEVICE: P is in no block of this pool; export the block from the pool that \
+        "invalid argument on DEVICE: P is in no block of this pool; export the block from the pool that \
          allocated it",
     ),
     program(
@@ -66,7 +66,7 @@ pub(crate) const PROGRAMS: &[Program] = &[
             let ptr = resource.allocate_bytes(1000, bench.a).unwrap();
             error(pool.import_pointer(&pool.export_pointer(ptr).unwrap()))
         },
-        "invalid argument of DEVICE: this process made the pool; import blocks into the pool that \
+        "invalid argument on DEVICE: this process made the pool; import blocks into the pool that \
          `import_fd` returned",
     ),
     program(
@@ -79,26 +79,26 @@ pub(crate) const PROGRAMS: &[Program] = &[
             assert_eq!(bench.free(&resource, ptr, 1000), "");
             error(imported(bench, &pool).import_pointer(&data))
         },
-        "invalid argument of DEVICE: the data describes no live block of the imported pool; export the block \
-         again, from that pool: driver error of DEVICE: cuMemPoolImportPointer: CUDA_ERROR_INVALID_VALUE \
+        "invalid argument on DEVICE: the data describes no live block of the imported pool; export the block \
+         again, from that pool: driver error on DEVICE: cuMemPoolImportPointer: CUDA_ERROR_INVALID_VALUE \
          (1): the allocation was freed",
     ),
     program(
         "an imported pool is to hand out blocks",
         |bench| of_another_process(bench, |pool| error(CudaAsyncViewMemoryResource::new(pool.clone()))),
-        "not supported of DEVICE: an imported pool cannot allocate; do this in the process that made the \
+        "not supported on DEVICE: an imported pool cannot allocate; do this in the process that made the \
          pool",
     ),
     program(
         "an imported pool is trimmed",
         |bench| of_another_process(bench, |pool| error(pool.trim(0))),
-        "not supported of DEVICE: an imported pool cannot be trimmed; do this in the process that made the \
+        "not supported on DEVICE: an imported pool cannot be trimmed; do this in the process that made the \
          pool",
     ),
     program(
         "an imported pool is to be the device's current one",
         |bench| of_another_process(bench, |pool| error(pool.set_current())),
-        "not supported of DEVICE: an imported pool cannot be a device's current pool; do this in the \
+        "not supported on DEVICE: an imported pool cannot be a device's current pool; do this in the \
          process that made the pool",
     ),
     program(
@@ -112,7 +112,7 @@ pub(crate) const PROGRAMS: &[Program] = &[
             bench.device.begin_capture(bench.a, CaptureMode::Global).unwrap();
             error(block.free_on(bench.a))
         },
-        "invalid argument of DEVICE: a block of another process cannot be freed by a graph; free it outside \
+        "invalid argument on DEVICE: a block of another process cannot be freed by a graph; free it outside \
          the capture",
     ),
     program(
@@ -121,7 +121,7 @@ pub(crate) const PROGRAMS: &[Program] = &[
             let options = MemoryPoolOptions::new().managed().handles(HandleTypes::POSIX_FD);
             error(MemoryPool::new(bench.driver(), options))
         },
-        "not supported of DEVICE: pools of managed memory cannot be exported; leave out the handles, or use \
+        "not supported on DEVICE: pools of managed memory cannot be exported; leave out the handles, or use \
          device memory",
     ),
     program(
@@ -130,14 +130,14 @@ pub(crate) const PROGRAMS: &[Program] = &[
             let options = MemoryPoolOptions::new().handles(HandleTypes::FABRIC);
             error(MemoryPool::new(bench.driver(), options))
         },
-        "not supported of DEVICE: the device does not support pools with these handles; choose another kind \
+        "not supported on DEVICE: the device does not support pools with these handles; choose another kind \
          of handle, or none",
     ),
     program(
         "access for a device that is not there",
         |bench| error(exportable(bench).set_access(AccessFlags::ReadWrite, &[DeviceId::cuda(77)])),
-        "invalid argument of DEVICE: one of the devices cannot access memory of DEVICE; name only devices \
-         that cuDeviceCanAccessPeer allows: no device of DEVICE: cuMemPoolSetAccess: \
+        "invalid argument on DEVICE: one of the devices cannot access memory of DEVICE; name only devices \
+         that cuDeviceCanAccessPeer allows: no device (DEVICE): cuMemPoolSetAccess: \
          CUDA_ERROR_INVALID_DEVICE (101): cuda:77 cannot use memory of DEVICE",
     ),
     program(
@@ -152,7 +152,7 @@ pub(crate) const PROGRAMS: &[Program] = &[
             let options = CudaAsyncOptions::default().initial_bytes(2 * MIB).maximum_bytes(Some(MIB));
             error(CudaAsyncMemoryResource::new(bench.driver(), options))
         },
-        "invalid argument of DEVICE in `cuda_async:initial=2MiB,max=1MiB`: the initial size of 2MiB exceeds \
+        "invalid argument on DEVICE in `cuda_async:initial=2MiB,max=1MiB`: the initial size of 2MiB exceeds \
          the maximum of 1MiB; raise `max`",
     ),
     program(

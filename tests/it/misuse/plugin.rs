@@ -53,7 +53,7 @@ pub(crate) const PROGRAMS: &[Program] = &[
             let _first = pin().unwrap();
             error(pin())
         },
-        "driver error for 512B of DEVICE: a part of the range is pinned already; drop the earlier pin \
+        "driver error for 512B on DEVICE: a part of the range is pinned already; drop the earlier pin \
          first: a pin: cuMemHostRegister: CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED (712): a part of the \
          range is already pinned",
     ),
@@ -70,7 +70,7 @@ pub(crate) const PROGRAMS: &[Program] = &[
             memory.free().unwrap();
             error(memory.free())
         },
-        "invalid argument of DEVICE: cannot free the memory at P: it is already free, or its manager was \
+        "invalid argument on DEVICE: cannot free the memory at P: it is already free, or its manager was \
          reset; use an allocation only while it is live",
     ),
     program(
@@ -82,7 +82,7 @@ pub(crate) const PROGRAMS: &[Program] = &[
             manager.reset();
             error(manager.get_ipc_handle(&memory))
         },
-        "invalid argument of DEVICE: cannot share the memory at P: it is already free, or its manager was \
+        "invalid argument on DEVICE: cannot share the memory at P: it is already free, or its manager was \
          reset; use an allocation only while it is live",
     ),
     program(
@@ -92,7 +92,7 @@ pub(crate) const PROGRAMS: &[Program] = &[
             bench.call(memory.device_pointer(), "P");
             error(over(bench, "cuda+pool").record_stream(&memory, bench.a))
         },
-        "invalid argument of DEVICE: it must be this manager's live memory: cannot record a use of the \
+        "invalid argument on DEVICE: it must be this manager's live memory: cannot record a use of the \
          memory at P: it is already free, or its manager was reset; use an allocation only while it is live",
     ),
     program(
@@ -109,7 +109,7 @@ pub(crate) const PROGRAMS: &[Program] = &[
             let manager = over(bench, "cuda+pool:pages=on");
             error(manager.get_ipc_handle(&manager.memalloc(4096).unwrap()))
         },
-        "not supported of DEVICE in `cuda+pool:pages=on`: NBEP 7 uses CUDA's legacy IPC handles, which \
+        "not supported on DEVICE in `cuda+pool:pages=on`: NBEP 7 uses CUDA's legacy IPC handles, which \
          exist only for memory of cuMemAlloc: allocate the memory from a stack on `cuda` with \
          `pages=off` pools, such as cuda+pool:pages=off (a pool with `share=fd` shares its blocks by file \
          descriptors): cuIpcGetMemHandle: CUDA_ERROR_NOT_SUPPORTED (801): other \
@@ -201,7 +201,8 @@ pub(crate) const PROGRAMS: &[Program] = &[
         "out of memory for 900GiB on stream 0 of DEVICE in `cuda+pool:initial=900GiB`: \
          MILLPOND_MEMORY_MANAGER=cuda+pool:initial=900GiB: allocating the pool's initial size: 899.75GiB \
          more is needed\n\
-         \x20 the device has 256MiB in all: request less at a time, or use managed memory\n\
+         \x20 the device has 256MiB in all: request less at a time, or use managed memory if the device \
+         has it\n\
          \x20 the device has 256MiB free of 256MiB",
     ),
 ];

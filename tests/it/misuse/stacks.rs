@@ -129,7 +129,8 @@ pub(crate) const STACKS: &[Program] = &[
         "cuda+pool:initial=200GiB",
         "out of memory for 200GiB on stream 0 of DEVICE in `cuda+pool:initial=200GiB`: allocating the pool's \
          initial size: 199.75GiB more is needed\n\
-         \x20 the device has 256MiB in all: request less at a time, or use managed memory\n\
+         \x20 the device has 256MiB in all: request less at a time, or use managed memory if the device \
+         has it\n\
          \x20 the device has 256MiB free of 256MiB"
     ),
     text!(
@@ -315,7 +316,7 @@ pub(crate) const REGISTRY: &[Program] = &[
     program(
         "the default resource of a device that is gone",
         |_| error(get_per_device_resource(DeviceId::sim(1_000_000))),
-        "no device of sim:1000000: this process has no such simulated device; a simulated device lives only \
+        "no device (sim:1000000): this process has no such simulated device; a simulated device lives only \
          until its last handle is dropped, so keep a handle",
     ),
     program(
@@ -331,13 +332,15 @@ pub(crate) const REGISTRY: &[Program] = &[
         "a device that there is not",
         |_| error("gpu:0".parse::<DeviceSpec>()),
         "invalid argument: `gpu:0` is not a device: the kind before the colon must be `cuda`, `sim` or \
-         `own`; write cuda:0, sim:h200, sim:a100, a size such as sim:8GiB, or sim:FILE.toml with a profile",
+         `own`; write cuda:0, sim:h200, sim:a100, a size such as sim:8GiB, sim:FILE.toml with a profile, or \
+         own:0 for the program's own driver",
     ),
     program(
         "a simulated device of an unknown kind",
         |_| error("sim:h300".parse::<DeviceSpec>()),
         "invalid argument: `sim:h300` is not a device: no simulated device has that name or size; \
-         write cuda:0, sim:h200, sim:a100, a size such as sim:8GiB, or sim:FILE.toml with a profile",
+         write cuda:0, sim:h200, sim:a100, a size such as sim:8GiB, sim:FILE.toml with a profile, or own:0 \
+         for the program's own driver",
     ),
     program(
         "a profile that is not there",

@@ -104,7 +104,7 @@ fn an_alignment_that_is_not_a_power_of_two() {
 fn managed_memory_on_a_driver_before_cuda_13() {
     let driver = HookedDriver::new(device());
     driver.be_version(12_090);
-    let text = "not supported of DEVICE in `cuda_async_managed`: pools of managed memory need CUDA 13.0, but \
+    let text = "not supported on DEVICE in `cuda_async_managed`: pools of managed memory need CUDA 13.0, but \
                 the driver has 12.9; use the base `managed`";
     let refused = CudaAsyncManagedMemoryResource::new(driver.clone());
     assert_eq!(said(refused), (ErrorKind::Unsupported, text.to_owned()));
@@ -115,7 +115,7 @@ fn managed_memory_on_a_driver_before_cuda_13() {
 #[test]
 fn an_initial_size_above_the_maximum_or_the_device() {
     let refused = |options| said(CudaAsyncMemoryResource::new(device(), options));
-    let above = "invalid argument of DEVICE in `cuda_async:initial=2MiB,max=1MiB`: the initial size of 2MiB \
+    let above = "invalid argument on DEVICE in `cuda_async:initial=2MiB,max=1MiB`: the initial size of 2MiB \
                  exceeds the maximum of 1MiB; raise `max`";
     let options = defaults().initial_bytes(2 * MIB).maximum_bytes(Some(MIB));
     assert_eq!(refused(options), (ErrorKind::InvalidArgument, above.to_owned()));

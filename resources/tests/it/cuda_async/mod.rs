@@ -113,7 +113,7 @@ fn different_pools_unequal() {
 #[test]
 fn fabric_handles_support() {
     let options = defaults().handles(HandleTypes::FABRIC);
-    let text = "not supported of DEVICE in `cuda_async:handles=fabric`: the device does not support pools \
+    let text = "not supported on DEVICE in `cuda_async:handles=fabric`: the device does not support pools \
                 with these handles; choose another kind of handle, or none";
     let refused = CudaAsyncMemoryResource::new(device(), options);
     assert_eq!(said(refused), (ErrorKind::Unsupported, text.to_owned()));
