@@ -243,9 +243,18 @@ millpond_status millpond_copy_to_host(const millpond_device *device, void *targe
 millpond_status millpond_copy_on_device(const millpond_device *device, void *target,
                                         const void *source, uint64_t bytes, void *stream);
 
-/// Copies from another device to this device in stream order, and waits for the copy. Neither
-/// device needs access to the other device's memory. If the devices belong to two machines, as
-/// simulated devices do, the bytes go through host memory.
+/// Copies to the device in stream order, from device memory or host memory. Like
+/// `cudaMemcpyDefault`, it finds out which memory the source is. Memory that the driver does not
+/// know counts as host memory.
+///
+/// Requires: As for `millpond_copy_on_device`. Pinned host memory stays as it is until the stream
+/// has finished the copy.
+millpond_status millpond_copy_from_anywhere(const millpond_device *device, void *target,
+                                            const void *source, uint64_t bytes, void *stream);
+
+/// Copies from another device to this one in stream order, and waits for the copy. Neither device
+/// needs access to the other's memory. If the devices belong to two machines, as simulated devices
+/// do, the bytes go through host memory.
 ///
 /// Requires: Both devices are handles from this library; the stream belongs to `device` and is
 /// alive; the ranges hold `bytes` bytes; the work on the source is done, and the target can be used
@@ -600,8 +609,9 @@ typedef void (*millpond_frames_function)(uint64_t stack, void *list,
               millpond_add_frame_function add);
 
 /// Sets the functions that capture the call stacks of the history and return their frames. Without
-/// these functions, the history has native call stacks. The library may call the functions on any
-/// thread until the process ends.
+/// them, the history has native call stacks. The library may call the functions on any thread until
+/// the process ends. If `frames` waits for a lock that a forking thread holds, the fork may take up
+/// to a second longer.
 ///
 /// Requires: Both functions can be called until the process ends, and do not unwind.
 void millpond_set_stack_source(millpond_capture_function capture, millpond_frames_function frames);

@@ -2,7 +2,7 @@
 
 use std::ffi::{c_char, c_void};
 
-use millpond_core::driver::{DriverError, StreamFlags, call};
+use millpond_core::driver::{DriverError, MemoryKind, StreamFlags, call};
 use millpond_core::{DeviceId, DevicePtr, DriverHandle, Error, Result, StreamRef};
 use millpond_driver::DeviceSpec;
 
@@ -295,9 +295,36 @@ pub unsafe extern "C" fn millpond_copy_on_device(
     })
 }
 
-/// Copies from another device to this device in stream order, and waits for the copy. Neither device needs
-/// access to the other device's memory. If the devices belong to two machines, as simulated devices do, the
-/// bytes go through host memory.
+/// Copies to the device in stream order, from device memory or host memory. Like `cudaMemcpyDefault`, it
+/// finds out which memory the source is. Memory that the driver does not know counts as host memory.
+///
+/// # Safety
+/// As for `millpond_copy_on_device`. Pinned host memory stays as it is until the stream has finished the
+/// copy.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn millpond_copy_from_anywhere(
+    device: *const Device,
+    target: *mut c_void,
+    source: *const c_void,
+    bytes: u64,
+    stream: *mut c_void,
+) -> Status {
+    with_device(device, |driver| {
+        let (stream, target, from) =
+            (stream_of(driver, stream)?, device_ptr(target), device_ptr(source.cast_mut()));
+        // SAFETY: the caller's promise.
+        call(&**driver, |driver| unsafe {
+            match driver.pointer_kind(from)? {
+                MemoryKind::Unknown => driver.memcpy_htod_async(target, source.cast(), bytes, stream),
+                _ => driver.memcpy_dtod_async(target, from, bytes, stream),
+            }
+        })
+    })
+}
+
+/// Copies from another device to this one in stream order, and waits for the copy. Neither device needs
+/// access to the other's memory. If the devices belong to two machines, as simulated devices do, the bytes go
+/// through host memory.
 ///
 /// # Safety
 /// Both devices are handles from this library; the stream belongs to `device` and is alive; the ranges hold

@@ -89,9 +89,9 @@ fn note_free(recorder: &Recorder, resource: &AnyResource, ptr: DevicePtr, bytes:
     }
 }
 
-/// Sets the functions that capture the call stacks of the history and return their frames. Without these
-/// functions, the history has native call stacks. The library may call the functions on any thread until the
-/// process ends.
+/// Sets the functions that capture the call stacks of the history and return their frames. Without them, the
+/// history has native call stacks. The library may call the functions on any thread until the process ends.
+/// If `frames` waits for a lock that a forking thread holds, the fork may take up to a second longer.
 ///
 /// # Safety
 /// Both functions can be called until the process ends, and do not unwind.

@@ -125,6 +125,7 @@ functions! {
     copy_to_device: fn(Raw, Raw, Raw, u64, Raw) -> i32;
     copy_to_host: fn(Raw, Raw, Raw, u64, Raw) -> i32;
     copy_on_device: fn(Raw, Raw, Raw, u64, Raw) -> i32;
+    copy_from_anywhere: fn(Raw, Raw, Raw, u64, Raw) -> i32;
     copy_from_device: fn(Raw, Raw, Raw, Raw, u64, Raw) -> i32;
     fill: fn(Raw, Raw, u8, u64, Raw) -> i32;
     prefetch: fn(Raw, Raw, u64, bool, Raw) -> i32;

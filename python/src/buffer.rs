@@ -200,7 +200,7 @@ impl DeviceBuffer {
             let block = Block::new(resource, size, stream.clone())?;
             let view = View { block, offset: 0, size, stream };
             if ptr != 0 {
-                // SAFETY: the caller promises that `ptr` points to `size` bytes.
+                // SAFETY: the caller promises that `ptr` points to `size` bytes, and keeps them as long.
                 unsafe { view.copy_from_anywhere(ptr, &view.stream)? };
                 if view.stream.raw <= 2 {
                     view.synchronize(&view.stream)?;

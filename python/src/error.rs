@@ -31,11 +31,6 @@ impl Failure {
         Self { status: 5, message, code: 0, report: None }
     }
 
-    /// Returns whether CUDA refused an argument as invalid, such as a host address for a device address.
-    pub(crate) fn is_invalid_value(&self) -> bool {
-        self.code == 1
-    }
-
     /// Returns whether the device is lost and runs no more work.
     pub(crate) fn is_lost(&self) -> bool {
         self.status == 7

@@ -1,18 +1,21 @@
 //! The call stacks of the Python interpreter, for the history of events.
 //!
-//! A call stack is captured as its code objects and positions, which takes a microsecond. The names and lines
-//! are looked up later, when a snapshot is written.
+//! A stack is captured as its code objects and positions, which takes a microsecond. The names and lines of a
+//! position are looked up once, by the thread that first captures it. So a thread that writes a snapshot or
+//! answers `millpond-replay top` never waits for the GIL, which a forking thread may hold.
 
 use std::cell::Cell;
 use std::collections::HashMap;
-use std::ffi::c_int;
+use std::ffi::{CString, c_int};
 use std::hash::{BuildHasherDefault, Hasher};
 use std::ptr::null;
-use std::sync::LazyLock;
+use std::sync::{Arc, LazyLock};
 
 use parking_lot::Mutex;
 use pyo3::ffi;
+use pyo3::intern;
 use pyo3::prelude::*;
+use pyo3::types::PyString;
 
 use crate::api::{AddFrameFunction, PerProcess, Raw, c_text};
 use crate::gil;
@@ -59,14 +62,22 @@ impl Hasher for Mix {
     }
 }
 
-#[derive(Default)]
-struct Stacks {
-    numbers: HashMap<Box<[Place]>, u64, BuildHasherDefault<Mix>>,
-    stacks: Vec<Box<[Place]>>,
+/// The texts of a frame.
+struct Named {
+    name: Option<CString>,
+    file: Option<CString>,
+    line: u64,
 }
 
-/// A thread locks the table only while it holds the GIL, and calls no Python function while it holds the
-/// lock.
+#[derive(Default)]
+struct Stacks {
+    /// Each place keeps a reference to its code object, so no other object gets the address.
+    named: HashMap<Place, Arc<Named>, BuildHasherDefault<Mix>>,
+    numbers: HashMap<Box<[Place]>, u64, BuildHasherDefault<Mix>>,
+    stacks: Vec<Arc<[Arc<Named>]>>,
+}
+
+/// Threads call no function of Python while they lock it, because that may run any code.
 static STACKS: LazyLock<PerProcess<Mutex<Stacks>>> = LazyLock::new(|| PerProcess(Default::default()));
 
 thread_local! {
@@ -76,12 +87,15 @@ thread_local! {
 
 /// Captures the calling thread's Python call stack. If the thread runs no Python code, returns 0.
 pub(crate) extern "C" fn capture() -> u64 {
-    gil::attached(|_| {
+    if !gil::has_state() {
+        return 0;
+    }
+    gil::attached(|py| {
         let mut places = SPARE.try_with(Cell::take).unwrap_or_default();
         // Python may collect garbage during this call, and so run any code on any thread. That code may free
         // a block, and then capture a call stack here, too. So no lock is held.
         walk(&mut places);
-        let number = number_of(&mut places);
+        let number = number_of(py, &places);
         for (code, _) in places.drain(..) {
             // SAFETY: this thread holds the GIL, and `walk` took this reference.
             unsafe { ffi::Py_DECREF(object(code)) };
@@ -115,41 +129,69 @@ fn walk(places: &mut Vec<Place>) {
     }
 }
 
-/// Returns the number of a call stack. Returns 0 if the stack is empty, or if the table is full. If the stack
-/// is new, the table keeps its references, and `places` is empty afterwards.
-fn number_of(places: &mut Vec<Place>) -> u64 {
-    let mut table = STACKS.get().lock();
-    let Stacks { numbers, stacks } = &mut *table;
-    if let Some(number) = numbers.get(&places[..]) {
-        return *number;
-    }
-    if places.is_empty() || stacks.len() == MOST_STACKS {
-        return 0;
-    }
-    let kept: Box<[Place]> = places.as_slice().into();
-    places.clear();
-    stacks.push(kept.clone());
-    numbers.insert(kept, stacks.len() as u64);
-    stacks.len() as u64
+/// Returns the number of a stack; 0 for an empty one, or if the table is full. The caller keeps the code
+/// objects alive.
+fn number_of(py: Python<'_>, places: &[Place]) -> u64 {
+    let mut unnamed: Vec<Place> = {
+        let Stacks { named, numbers, stacks } = &*STACKS.get().lock();
+        if let Some(number) = numbers.get(places) {
+            return *number;
+        }
+        if places.is_empty() || stacks.len() >= MOST_STACKS {
+            return 0;
+        }
+        places.iter().filter(|place| !named.contains_key(place)).copied().collect()
+    };
+    // A function that calls itself has one place many times.
+    unnamed.sort_unstable();
+    unnamed.dedup();
+    let named: Vec<_> = unnamed.into_iter().map(|place| (place, Arc::new(name(py, place)))).collect();
+    STACKS.get().lock().add(places, named)
 }
 
-/// Names the frames of a captured call stack.
-pub(crate) extern "C" fn frames(stack: u64, list: Raw, add: Option<AddFrameFunction>) {
-    let Some(add) = add else { return };
-    gil::attached(|py| {
-        let index = stack.checked_sub(1).and_then(|index| usize::try_from(index).ok());
-        let places = index.and_then(|index| STACKS.get().lock().stacks.get(index).cloned());
-        for (code, position) in places.iter().flat_map(|places| places.iter()) {
-            let code = object(*code);
-            // SAFETY: the table keeps the code object.
-            let object = unsafe { Bound::from_borrowed_ptr(py, code) };
-            let text = |name: &str| object.getattr(name).and_then(|text| text.extract::<String>()).ok();
-            let name = text("co_qualname").map(|text| c_text(&text));
-            let file = text("co_filename").map(|text| c_text(&text));
-            // SAFETY: it is a code object, and the GIL is held.
-            let line = unsafe { PyCode_Addr2Line(code.cast(), *position) };
-            let pointer = |text: &Option<std::ffi::CString>| text.as_ref().map_or(null(), |it| it.as_ptr());
-            add(list, pointer(&name), pointer(&file), u64::try_from(line).unwrap_or(0));
+/// Looks up the texts of a frame. The caller keeps the code object alive.
+fn name(py: Python<'_>, (code, position): Place) -> Named {
+    let code = object(code);
+    // SAFETY: the caller keeps it alive.
+    let object = unsafe { Bound::from_borrowed_ptr(py, code) };
+    let text = |name: &Bound<'_, PyString>| {
+        object.getattr(name).and_then(|text| text.extract::<String>()).ok().map(|text| c_text(&text))
+    };
+    // SAFETY: it is a code object, and the GIL is held.
+    let line = unsafe { PyCode_Addr2Line(code.cast(), position) };
+    Named {
+        name: text(intern!(py, "co_qualname")),
+        file: text(intern!(py, "co_filename")),
+        line: u64::try_from(line).unwrap_or(0),
+    }
+}
+
+impl Stacks {
+    /// Adds a stack, with the texts of places that were not known before, and returns its number.
+    /// The caller holds the GIL, and keeps the code objects alive.
+    fn add(&mut self, places: &[Place], fresh: Vec<(Place, Arc<Named>)>) -> u64 {
+        let Self { named, numbers, stacks } = self;
+        for (place, texts) in fresh {
+            named.entry(place).or_insert_with(|| {
+                // SAFETY: the caller holds the GIL, and keeps the code object alive.
+                unsafe { ffi::Py_INCREF(object(place.0)) };
+                texts
+            });
         }
-    });
+        *numbers.entry(places.into()).or_insert_with(|| {
+            stacks.push(places.iter().filter_map(|place| named.get(place).cloned()).collect());
+            stacks.len() as u64
+        })
+    }
+}
+
+/// Lists the frames of a captured stack. It does not need the GIL.
+pub(crate) extern "C" fn frames(stack: u64, list: Raw, add: Option<AddFrameFunction>) {
+    let (Some(add), Some(index)) = (add, stack.checked_sub(1)) else { return };
+    let index = usize::try_from(index).unwrap_or(usize::MAX);
+    let named = STACKS.get().lock().stacks.get(index).cloned();
+    for Named { name, file, line } in named.iter().flat_map(|stack| stack.iter().map(|frame| &**frame)) {
+        let pointer = |text: &Option<CString>| text.as_ref().map_or(null(), |text| text.as_ptr());
+        add(list, pointer(name), pointer(file), *line);
+    }
 }

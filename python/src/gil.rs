@@ -19,6 +19,13 @@ pub(crate) fn is_held() -> bool {
     unsafe { PyGILState_Check() == 1 }
 }
 
+/// Returns whether the calling thread runs Python, or did so before. A thread that another library started
+/// has no frames of Python. If it attached, it would wait for the GIL, whose holder may wait for this thread.
+pub(crate) fn has_state() -> bool {
+    // SAFETY: the function may be called on any thread.
+    is_held() || !unsafe { ffi::PyGILState_GetThisThreadState() }.is_null()
+}
+
 /// Runs code that may wait for the device, another thread or one of the program's functions. If this thread
 /// holds the GIL, the call releases it for that time.
 pub(crate) fn released(wait: impl FnOnce()) {

@@ -104,25 +104,25 @@ impl View {
         })
     }
 
-    /// Fills the view from a device address or, with CUDA, from a host address, as `cudaMemcpyDefault` does.
-    /// CUDA refuses a host address where it expects a device address, so the copy is tried again as one from
-    /// the host. A simulated device always refuses a host address, because it cannot tell it from the address
-    /// of freed memory.
+    /// Fills the view from a device address or a host address in the order of `stream`, like
+    /// `cudaMemcpyDefault`.
     ///
     /// # Safety
-    /// `self.size` bytes may be read at `source`.
+    /// `self.size` bytes may be read at `source`, and pinned host memory until the copy is done.
     pub(crate) unsafe fn copy_from_anywhere(
         &self,
         source: usize,
         stream: &StreamHandle,
     ) -> Result<(), Failure> {
-        match self.copy_from(source, self.size, stream) {
-            Err(failure) if failure.is_invalid_value() && !self.device()?.is_simulated() => {
-                // SAFETY: the caller's promise.
-                unsafe { self.write(std::ptr::with_exposed_provenance(source), self.size, stream) }
-            }
-            done => done,
+        if self.size == 0 {
+            return Ok(());
         }
+        let (device, target) = (self.device()?.0, without_provenance_mut(self.address()));
+        let (source, bytes) = (std::ptr::with_exposed_provenance_mut(source), self.size);
+        self.block.on(stream, || {
+            // SAFETY: the device's handle, the stream and the block are live; the source may be read.
+            check(unsafe { (api().copy_from_anywhere)(device, target, source, bytes, stream.ptr()) })
+        })
     }
 
     /// Copies the first bytes of another view in the order of `stream`. The other view's block is freed after

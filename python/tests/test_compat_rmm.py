@@ -350,14 +350,27 @@ def test_a_prefetch_without_a_stream_is_in_the_order_of_the_buffer():
         rmm.DeviceBuffer(size=10, mr=resource).prefetch(stream=None)
 
 
-def test_a_host_address_is_read_by_cuda_alone():
+@pytest.mark.parametrize("resource", [None, rmm.mr.PinnedHostMemoryResource, rmm.mr.ManagedMemoryResource])
+def test_a_buffer_copies_from_a_host_address(resource):
     host = np.arange(16, dtype="u1")
-    if millpond.Device().is_simulated:
-        # A simulated device cannot tell the address from the address of freed memory.
-        with pytest.raises(millpond.DriverError):
-            rmm.DeviceBuffer(ptr=host.ctypes.data, size=16)
-    else:
-        assert rmm.DeviceBuffer(ptr=host.ctypes.data, size=16).tobytes() == host.tobytes()
+    source = resource and rmm.DeviceBuffer(ptr=host.ctypes.data, size=16, mr=resource())
+    for stream in (None, millpond.Stream()):
+        given = {} if stream is None else {"stream": stream}
+        copy = rmm.DeviceBuffer(ptr=source.ptr if source else host.ctypes.data, size=16, **given)
+        assert copy.tobytes() == host.tobytes()
+
+
+def test_a_buffer_refuses_the_address_of_freed_memory():
+    if not millpond.Device().is_simulated:
+        pytest.skip("CUDA reads a freed address as an address of the host")
+    source = rmm.mr.CudaMemoryResource()
+    freed = source.allocate(1 << 20)
+    source.deallocate(freed, 1 << 20)
+    # The buffer may get the first bytes again.
+    for address in (freed + (1 << 19), freed + (1 << 20) - 8):
+        with pytest.raises(millpond.DriverError) as refused:
+            rmm.DeviceBuffer(ptr=address, size=16)
+        assert refused.value.code == 1
 
 
 def test_streams_under_rmms_names():

@@ -34,7 +34,10 @@ pub trait StackSource: Send + Sync {
     /// A recorder calls this method in each recorded call, and holds no lock during the call.
     fn capture(&self) -> u64;
 
-    /// Returns the frames of the captured call stack with this number, innermost first.
+    /// Returns the frames of a captured call stack, innermost first.
+    ///
+    /// The thread that answers `millpond-replay top` calls it, too. If it waits for a lock that a forking
+    /// thread holds, the fork takes up to a second longer.
     fn frames(&self, stack: u64) -> Vec<Frame>;
 }
 

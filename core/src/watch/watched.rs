@@ -147,7 +147,7 @@ impl Watched {
         };
         for (id, stack) in outer {
             // The layers may be the program's own. The stack is dropped inside, too. If a layer waits for a
-            // lock that a forking thread holds, such as Python's GIL, that fork waits for `PATIENCE`.
+            // lock that a forking thread holds, that fork waits for `PATIENCE`.
             let report = move || StackMemory::of(id, &stack);
             match catch_unwind(AssertUnwindSafe(|| forks::between(report))) {
                 Ok(of) => memory.stacks.push(of),

@@ -470,7 +470,7 @@ impl Driver for SimDevice {
                 return Ok(());
             }
             let address = src.expose_provenance();
-            if state.is_pinned(address, bytes) {
+            if state.is_known(address, bytes) {
                 return state.copy_on_device(
                     dst,
                     DevicePtr::new(address as u64),
@@ -498,7 +498,7 @@ impl Driver for SimDevice {
                 return Ok(());
             }
             let address = dst.expose_provenance();
-            if state.is_pinned(address, bytes) {
+            if state.is_known(address, bytes) {
                 return state.copy_on_device(
                     DevicePtr::new(address as u64),
                     src,

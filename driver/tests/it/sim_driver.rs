@@ -234,6 +234,26 @@ fn copies_with_pinned_memory_wait_for_their_turn_and_others_do_not() {
     assert_eq!(kinds(&device), []);
 }
 
+/// CUDA 13 on an H100 does the same, but reads a freed address as host memory, and crashes.
+#[test]
+fn copies_between_host_and_device_take_a_device_address_for_the_host() {
+    let device = device();
+    let [from, to, freed] = [(); 3].map(|()| device.mem_alloc(64).unwrap());
+    let host = |ptr: DevicePtr| std::ptr::without_provenance_mut::<u8>(ptr.address() as usize);
+    write(&device, from, &[7; 64]);
+    // SAFETY: the device itself uses the addresses, and knows which of them are allocated.
+    unsafe {
+        device.memcpy_htod_async(to, host(from), 32, StreamRef::LEGACY).unwrap();
+        device.memcpy_dtoh_async(host(to.offset(32)), from, 32, StreamRef::LEGACY).unwrap();
+        device.mem_free(freed).unwrap();
+        let read = device.memcpy_htod_async(to, host(freed), 32, StreamRef::LEGACY);
+        let written = device.memcpy_dtoh_async(host(freed), from, 32, StreamRef::LEGACY);
+        assert_eq!([read, written].map(code), [DriverError::INVALID_VALUE; 2]);
+    }
+    assert_eq!(read(&device, to, 64), [7; 64]);
+    assert_eq!(kinds(&device), [ViolationKind::OutOfBounds; 2]);
+}
+
 #[test]
 fn default_streams_exist_and_stay() {
     let device = device();

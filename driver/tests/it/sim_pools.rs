@@ -4,8 +4,8 @@
 use std::sync::Arc;
 
 use millpond_core::driver::{
-    AccessFlags, DriverError, DriverResult, HandleTypes, MemAllocationType, MemLocation, MemPool,
-    MemPoolAttribute, MemPoolProps, MemPoolPtrData, MemoryKind, StreamFlags,
+    AccessFlags, DeviceAttribute, DriverError, DriverResult, HandleTypes, MemAllocationType, MemLocation,
+    MemPool, MemPoolAttribute, MemPoolProps, MemPoolPtrData, MemoryKind, StreamFlags,
 };
 use millpond_core::{DevicePtr, Driver, StreamRef};
 use millpond_driver::sim::{Access, SimConfig, SimDevice, SimMachine, ViolationKind};
@@ -84,7 +84,6 @@ fn a_pool_says_how_it_was_made() {
 fn pools_that_cuda_has_not_are_refused() {
     let device = device();
     for (props, expected) in [
-        (MemPoolProps::default().handles(HandleTypes::FABRIC), DriverError::NOT_SUPPORTED),
         (MemPoolProps::default().handles(HandleTypes::WIN32), DriverError::NOT_SUPPORTED),
         (on_host().location(MemLocation::HostNumaCurrent), DriverError::INVALID_VALUE),
         (on_host().location(MemLocation::HostNuma(7)), DriverError::INVALID_VALUE),
@@ -94,6 +93,24 @@ fn pools_that_cuda_has_not_are_refused() {
         assert_eq!(code(device.mem_pool_create(props)), expected, "{props:?}");
     }
     assert_eq!(device.live_allocations(), 0);
+}
+
+#[test]
+#[cfg(unix)]
+fn pools_have_fabric_handles_from_compute_capability_9_on() {
+    let both = HandleTypes::POSIX_FD | HandleTypes::FABRIC;
+    let [hopper, ampere] = [SimConfig::h200(), SimConfig::a100()].map(SimDevice::new);
+    for (device, handles) in [(&hopper, both), (&ampere, HandleTypes::POSIX_FD)] {
+        let known = device.attribute(DeviceAttribute::MemPoolSupportedHandleTypes).unwrap();
+        assert_eq!(known, i64::from(handles.bits()));
+    }
+    let [fabric, both] = [HandleTypes::FABRIC, both].map(|kind| MemPoolProps::default().handles(kind));
+    assert_eq!(code(ampere.mem_pool_create(fabric)), DriverError::NOT_SUPPORTED);
+    let pool = hopper.mem_pool_create(fabric).unwrap();
+    assert_eq!(get(&hopper, pool, MemPoolAttribute::ExportHandleTypes), 8);
+    assert_eq!(code(hopper.mem_pool_export_to_fd(pool)), DriverError::INVALID_VALUE);
+    destroy(&hopper, pool);
+    destroy(&hopper, hopper.mem_pool_create(both).unwrap());
 }
 
 #[test]

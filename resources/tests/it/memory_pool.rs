@@ -427,7 +427,7 @@ fn handles_that_the_device_has_not() {
     let device = device();
     let text = "not supported on DEVICE: the device does not support pools with these handles; choose \
                 another kind of handle, or none";
-    for handles in [HandleTypes::FABRIC, HandleTypes::WIN32, HandleTypes::POSIX_FD | HandleTypes::FABRIC] {
+    for handles in [HandleTypes::WIN32_KMT, HandleTypes::WIN32, HandleTypes::POSIX_FD | HandleTypes::WIN32] {
         let refused = said(MemoryPool::new(device.clone(), options().handles(handles)));
         assert_eq!(refused, (ErrorKind::Unsupported, text.to_owned()));
     }

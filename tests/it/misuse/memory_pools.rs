@@ -127,7 +127,7 @@ pub(crate) const PROGRAMS: &[Program] = &[
     program(
         "a pool with handles that the device has not",
         |bench| {
-            let options = MemoryPoolOptions::new().handles(HandleTypes::FABRIC);
+            let options = MemoryPoolOptions::new().handles(HandleTypes::WIN32);
             error(MemoryPool::new(bench.driver(), options))
         },
         "not supported on DEVICE: the device does not support pools with these handles; choose another kind \

@@ -6,6 +6,7 @@ use smallvec::SmallVec;
 use crate::sim::model::access::{Access, Action};
 use crate::sim::model::answer::{Answer, Refusal};
 use crate::sim::model::memory::Pieces;
+use crate::sim::model::space::slice_of;
 use crate::sim::model::work::Operation;
 use crate::sim::state::State;
 
@@ -113,10 +114,12 @@ impl State {
         Ok(())
     }
 
-    /// Whether host memory is pinned or managed, so that copies may run later.
-    pub(crate) fn is_pinned(&self, address: usize, bytes: u64) -> bool {
+    /// Returns whether the device knows the host address of a copy, so that the copy may run later. It knows
+    /// pinned and managed memory. As in CUDA, the address may also be an address of a device.
+    pub(crate) fn is_known(&self, address: usize, bytes: u64) -> bool {
         let found = self.space.holding(address as u64);
         found.is_some_and(|(_, m)| m.host != 0 && bytes <= m.end - address as u64)
+            || slice_of(address as u64).is_some()
     }
 
     pub(crate) fn prefetch(

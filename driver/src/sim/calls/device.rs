@@ -20,9 +20,8 @@ impl State {
             | DeviceAttribute::CanMapHostMemory
             | DeviceAttribute::RdmaOfPhysicalMemorySupported
             | DeviceAttribute::IpcEventSupported => 1,
-            DeviceAttribute::PosixFdHandlesSupported | DeviceAttribute::MemPoolSupportedHandleTypes => {
-                i64::from(cfg!(unix))
-            }
+            DeviceAttribute::PosixFdHandlesSupported => i64::from(cfg!(unix)),
+            DeviceAttribute::MemPoolSupportedHandleTypes => i64::from(self.pool_handles().bits()),
             DeviceAttribute::PageableMemoryAccess => i64::from(self.pageable_access),
             _ => 0,
         }

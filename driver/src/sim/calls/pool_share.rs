@@ -1,7 +1,7 @@
 //! Shares pools with other processes, which are simulated within one. A file descriptor names the pool. An
 //! import is another pool, whose pointers are second addresses of the exporter's memory.
 
-use millpond_core::driver::{MemPool, MemPoolPtrData};
+use millpond_core::driver::{HandleTypes, MemPool, MemPoolPtrData};
 use millpond_core::{DeviceId, DevicePtr};
 
 use super::share::files;
@@ -22,8 +22,8 @@ const WORDS: usize = 7;
 impl State {
     pub(crate) fn mem_pool_export(&mut self, pool: MemPool, device: DeviceId) -> Answer<i32> {
         let found = self.pools.alive(pool)?;
-        if found.props.handles.is_none() || found.imported_from.is_some() {
-            return Err(Refusal::invalid_value("the pool was not created for export"));
+        if !found.props.handles.contains(HandleTypes::POSIX_FD) || found.imported_from.is_some() {
+            return Err(Refusal::invalid_value("the pool was not created for export to a file"));
         }
         files::write([POOL, u64::from(device.ordinal()), pool.0])
     }

@@ -13,10 +13,20 @@ use crate::sim::model::work::Operation;
 use crate::sim::state::State;
 
 impl State {
+    /// Returns the kinds of handles that the device's pools can have. NVIDIA's GPUs have fabric handles from
+    /// compute capability 9.0 on.
+    pub(crate) fn pool_handles(&self) -> HandleTypes {
+        match self.profile.compute_capability() {
+            _ if !cfg!(unix) => HandleTypes::NONE,
+            (9.., _) => HandleTypes::POSIX_FD | HandleTypes::FABRIC,
+            _ => HandleTypes::POSIX_FD,
+        }
+    }
+
     pub(crate) fn mem_pool_create(&mut self, props: MemPoolProps) -> Answer<MemPool> {
         check_place(props.location)?;
-        if !(HandleTypes::POSIX_FD.contains(props.handles) && (cfg!(unix) || props.handles.is_none())) {
-            return Err(Refusal::not_supported("the simulated device has only POSIX handles"));
+        if !self.pool_handles().contains(props.handles) {
+            return Err(Refusal::not_supported("the device has no such handles"));
         }
         let pool = Pool::new(props);
         if pool.is_managed() && (!props.handles.is_none() || props.max_bytes > 0) {

@@ -115,8 +115,12 @@ fn fabric_handles_support() {
     let options = defaults().handles(HandleTypes::FABRIC);
     let text = "not supported on DEVICE in `cuda_async:handles=fabric`: the device does not support pools \
                 with these handles; choose another kind of handle, or none";
-    let refused = CudaAsyncMemoryResource::new(device(), options);
+    let refused = CudaAsyncMemoryResource::new(SimDevice::new(SimConfig::a100()), options);
     assert_eq!(said(refused), (ErrorKind::Unsupported, text.to_owned()));
+    if cfg!(unix) {
+        let resource = CudaAsyncMemoryResource::new(device(), options).unwrap();
+        assert_eq!(resource.pool().used_bytes().unwrap(), 0);
+    }
 }
 
 /// RMM's defect: it caches the capabilities of the first device that is asked. Here each driver answers for

@@ -19,7 +19,7 @@ class DeviceBuffer(_DeviceBuffer):
     own work after the work on the buffer's stream.
 
     Args:
-        ptr: The address to copy from, on the device or, with CUDA, on the host; 0 copies nothing.
+        ptr: The address to copy from, on the device or the host; 0 copies nothing.
         size: The size in bytes.
         stream: The stream in whose order the memory is allocated, used and freed.
         mr: The resource; None means the current device's default resource.
