@@ -477,7 +477,7 @@ def test_the_process_wide_mode_sets_hooks_and_statistics(torch):
     assert torch.cuda.memory.memory_stats()["reserved_bytes.all.current"] == 0
     free, total = torch.cuda.mem_get_info()
     assert 0 < free <= total
-    with pytest.raises(millpond.UnsupportedError, match="limiting"):
+    with pytest.raises(millpond.UnsupportedError, match="cuda.pool:max"):
         torch.cuda.memory.set_per_process_memory_fraction(0.5)
     segments = torch.cuda.memory.memory_snapshot()
     assert segments == torch.cuda.memory._snapshot()["segments"]
