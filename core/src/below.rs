@@ -12,9 +12,6 @@ pub trait PoolBelow {
     /// releases these bytes only if a call asks for it.
     fn initial_bytes(&self) -> u64;
 
-    /// Returns the most bytes that the pool may hold; `None` if there is no limit.
-    fn maximum_bytes(&self) -> Option<u64>;
-
     /// Releases unused memory to the pool's upstream, until the pool holds `keep_bytes`. Stops earlier if the
     /// pool would have to wait before it can release more. Returns the number of bytes released. `stream` is
     /// the stream of the request that needs the memory.

@@ -290,9 +290,7 @@ impl<R: DeviceMemoryResource> PlanMemoryResource<R> {
     /// Returns whether a request could be served if all memory of the plan were free.
     fn could_serve(&self, layout: Layout) -> bool {
         let held = self.locked(|state| state.held().0).unwrap_or(0);
-        let of_layers = self.upstream.memory_report().layers;
-        let of_pool = find_trait::<dyn PoolBelow>(&self.upstream).and_then(|pool| pool.maximum_bytes());
-        let most = of_layers.iter().filter_map(|layer| layer.limit_bytes).chain(of_pool).min();
+        let most = self.upstream.memory_report().layers.iter().filter_map(|layer| layer.limit_bytes).min();
         let free = self.upstream.memory_info().map(|info| info.free.saturating_add(held));
         // Blocks from upstream already have an alignment of 256.
         let to_align = layout.alignment().saturating_sub(ALLOCATION_ALIGNMENT);

@@ -113,7 +113,8 @@ fn a_forked_child_drops_a_plan() {
 fn issue_9_a_forked_child_drops_a_log() {
     own_process::run(|| {
         for flush in ["row", "buffered", "async"] {
-            let file = format!("{}/fork_{flush}.csv", env!("CARGO_TARGET_TMPDIR"));
+            let name = format!("fork_{}_{flush}.csv", std::process::id());
+            let file = format!("{}/{name}", env!("CARGO_TARGET_TMPDIR"));
             forks_of(&format!("cuda+pool:decay=20ms+logging:file={file},flush={flush}"));
             std::fs::remove_file(file).expect("the log is there");
         }

@@ -553,6 +553,28 @@ mod tests {
         }
     }
 
+    /// A request that is large, in itself and for its heap, takes the lowest chunk instead of the smallest one
+    /// if only one stream uses the pool and its driver calls are spent.
+    #[test]
+    fn a_large_request_of_one_stream_is_placed_by_address() {
+        const LARGE: u64 = LEAST_BY_ADDRESS;
+        for (bytes, reserved, is_large) in [
+            (LARGE, LARGE, true),
+            (LARGE - 256, LARGE, false),
+            (LARGE, LARGE * BY_ADDRESS_SHARE, true),
+            (LARGE, (LARGE + 1) * BY_ADDRESS_SHARE, false),
+        ] {
+            for (by_address, has_one_stream) in [(false, false), (false, true), (true, false), (true, true)] {
+                let heap = apart(&[(OWNER, 2 * LARGE), (OWNER, LARGE)]);
+                let heap = Heap { by_address, has_one_stream, bytes_reserved: reserved, ..heap };
+                let found = heap.find(OWNER, Epoch::MAX, &request(bytes)).expect("both serve");
+                let is_lowest = heap.chunk(found).bytes == 2 * LARGE;
+                let expected = is_large && by_address && has_one_stream;
+                assert_eq!(is_lowest, expected, "{bytes} of {reserved}, {by_address}, {has_one_stream}");
+            }
+        }
+    }
+
     #[test]
     fn an_owner_without_free_blocks_is_not_counted() {
         let mut heap = apart(&[(OWNER, 4096), (2, 1024), (2, 512)]);

@@ -424,10 +424,6 @@ impl<R: DeviceMemoryResource> PoolBelow for PoolMemoryResource<R> {
         self.options().initial_bytes
     }
 
-    fn maximum_bytes(&self) -> Option<u64> {
-        self.options().maximum_bytes
-    }
-
     fn release_unused(&self, keep_bytes: u64, stream: StreamRef) -> Result<u64> {
         self.release_unused(keep_bytes, stream)
     }

@@ -9,7 +9,7 @@ use std::thread;
 use millpond_core::driver::StreamFlags;
 use millpond_core::{
     DeviceMemoryResource, DeviceMemoryResourceExt, DevicePtr, Driver, Error, ErrorKind, Layer, Layout,
-    MemoryInfo, StreamRef, find_trait,
+    MemoryInfo, StreamRef,
 };
 use millpond_driver::sim::{SimConfig, SimDevice};
 use parking_lot::Mutex;
@@ -22,7 +22,7 @@ use crate::heap::size_class::LARGEST_SMALL;
 use crate::pool::arena::{ARENAS, Arenas};
 use crate::pool::cache::stream_cache::DEPTH;
 use crate::pool::heaps::Reclaim;
-use crate::pool::{PagesMode, Pool, PoolLayer, PoolMemoryResource};
+use crate::pool::{PagesMode, PoolLayer, PoolMemoryResource};
 use crate::store::NewSpan;
 use crate::stream_order::{ANY_STREAM, Epoch, Owner};
 use crate::tuning::LARGEST_SMALL_OVER_PAGES;
@@ -547,18 +547,6 @@ fn memory_info_counts_what_the_pool_holds_as_free() {
     assert_eq!(answer(), MemoryInfo { free, total });
     pool.allocate_bytes(20 * MIB, StreamRef::LEGACY).expect("there is room");
     assert_eq!(answer(), MemoryInfo { free: free - 20 * MIB, total });
-}
-
-#[test]
-fn a_pool_found_by_its_trait_answers_as_the_pool_itself() {
-    let pool = pool_over_cuda(PagesMode::On);
-    let streams = [(); 2].map(|()| pool.driver().stream_create(StreamFlags::NON_BLOCKING).expect("a stream"));
-    for stream in streams {
-        pool.allocate_bytes(1000, stream).expect("there is room");
-    }
-    let found = find_trait::<dyn Pool>(&pool).expect("a pool is one");
-    assert_eq!((found.known_streams(), found.maps_pages()), (2, true));
-    assert_eq!((found.pool_bytes(), found.options()), (pool.pool_bytes(), pool.options()));
 }
 
 /// The pool makes a stream wait for another one only if `waited` is one of its steps. Otherwise the host

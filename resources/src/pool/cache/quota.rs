@@ -53,7 +53,7 @@ impl ThreadCaches {
             }
             last = Some(now);
         }
-        if all.len() > 1 && peak.is_busy_for_long(activity(&all, counts) != first) {
+        if peak.is_busy_for_long(activity(&all, counts) != first) {
             peak.rise(counts, peak.bytes.load(Ordering::Relaxed) / (2 * RESERVE_SHARE));
         }
         peak.note_threads(all.len());

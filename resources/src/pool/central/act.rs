@@ -423,3 +423,32 @@ impl CentralCore {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use millpond_core::DeviceMemoryResourceExt;
+    use millpond_core::driver::Driver;
+    use millpond_driver::sim::{SimConfig, SimDevice};
+
+    use super::*;
+    use crate::store::{NewRegion, Purpose};
+    use crate::{CudaMemoryResource, PagesMode, PoolLayer};
+
+    /// A device without a free page still serves regions below a page.
+    #[test]
+    fn a_region_below_a_page_needs_no_free_memory() {
+        let device = SimDevice::new(SimConfig::with_capacity(64 << 20));
+        device.mem_alloc(64 << 20).expect("the device is empty");
+        let cuda = CudaMemoryResource::new(device);
+        let pool = cuda.layer(PoolLayer::new().pages(PagesMode::Off)).expect("an empty pool");
+        for (bytes, is_promised) in
+            [(256, true), (DEVICE_PAGE - 256, true), (DEVICE_PAGE, false), (2 * DEVICE_PAGE, false)]
+        {
+            let request = Request::new(Layout::new(bytes)).expect("not too large");
+            let mut slow = SlowRequest::new(request, request, false, StreamRef::LEGACY);
+            let mut task = Task::Region(NewRegion::new(bytes, None, Purpose::Reserve { bytes }));
+            let promised = pool.central.promise(&mut slow, &mut task).expect("the device answers");
+            assert_eq!(matches!(promised, Promised::Yes(Some(_))), is_promised, "{bytes} bytes");
+        }
+    }
+}

@@ -28,3 +28,50 @@ impl CentralCore {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use millpond_core::segments::{SegmentWatcher, watch};
+    use millpond_core::{DeviceMemoryResource, DeviceMemoryResourceExt, StreamRef};
+    use millpond_driver::sim::{SimConfig, SimDevice};
+    use parking_lot::Mutex;
+
+    use super::*;
+    use crate::{CudaMemoryResource, PagesMode, PoolLayer};
+
+    #[derive(Default)]
+    struct Notes(Mutex<Vec<SegmentEvent>>);
+
+    impl SegmentWatcher for Notes {
+        fn note(&self, event: &SegmentEvent) {
+            self.0.lock().push(*event);
+        }
+    }
+
+    #[test]
+    fn a_watcher_hears_what_a_pool_takes_and_returns() {
+        const BYTES: u64 = 2 << 20;
+        for (pages, taken, returned) in [
+            (PagesMode::Off, SegmentAction::Allocate, SegmentAction::Free),
+            (PagesMode::On, SegmentAction::Map, SegmentAction::Unmap),
+        ] {
+            let cuda = CudaMemoryResource::new(SimDevice::new(SimConfig::h200()));
+            let pool = cuda.layer(PoolLayer::new().pages(pages)).expect("an empty pool");
+            let notes = Arc::<Notes>::default();
+            let watcher: Arc<dyn SegmentWatcher> = notes.clone();
+            watch(&watcher);
+            let ptr = pool.allocate_bytes(BYTES, StreamRef::LEGACY).expect("there is room");
+            // SAFETY: the block came from the pool with this size, and nothing uses it.
+            unsafe { pool.deallocate_bytes(ptr, BYTES, StreamRef::LEGACY) };
+            assert_eq!(pool.trim(0).expect("the device is there"), BYTES);
+            let id = pool.central.name.id;
+            // Other tests have pools, too.
+            let own = notes.0.lock().iter().filter(|event| event.pool == id).copied().collect::<Vec<_>>();
+            let told = own.iter().map(|event| (event.action, event.address, event.bytes));
+            let expected = [taken, returned].map(|action| (action, ptr.address(), BYTES));
+            assert_eq!(told.collect::<Vec<_>>(), expected, "{pages}");
+        }
+    }
+}

@@ -171,3 +171,15 @@ fn a_small_request_compares_the_caches_of_its_arena_with_that() {
         assert_eq!(held() == 0, is_flushed, "arena {shard}");
     }
 }
+
+/// A flush tells whether it found a block. The thread still counts the large block that the first one took.
+#[test]
+fn a_flush_without_a_block_says_so() {
+    let pool = pool(PagesMode::Off);
+    // After some calls the stream has a cache.
+    [(); 8].map(|()| take(&pool, SMALL)).into_iter().for_each(|ptr| give(&pool, ptr, SMALL));
+    give(&pool, take(&pool, 8 * MIB), 8 * MIB);
+    let flush = || pool.central.with_heaps(|heaps| heaps.reclaim(None, Reclaim::Large));
+    assert_eq!((flush(), flush()), (true, false));
+    assert!(pool.shared.thread_caches.my_cache(pool.id).counts.may_have_large());
+}

@@ -92,23 +92,50 @@ pub(crate) struct Part {
 
 #[cfg(test)]
 mod tests {
-    use millpond_core::Driver;
     use millpond_driver::sim::{SimConfig, SimDevice};
 
     use super::*;
     use crate::tuning::Policy;
 
-    #[test]
-    fn handles_that_lie_side_by_side_get_access_by_one_call() {
-        const BYTES: u64 = 64 << 20;
+    const BYTES: u64 = 64 << 20;
+
+    fn with_mapped_memory() -> Pages {
         let device = SimDevice::new(SimConfig::h200());
         let mut pages = Pages::new(2 << 20, 1 << 30, u64::MAX, Policy::default());
         let mut plan = pages.plan_reserve(BYTES, u64::MAX).expect("no maximum");
         plan.work.make_calls(&*device).expect("the device has room");
         pages.add_handles(&plan);
+        pages
+    }
+
+    #[test]
+    fn handles_that_lie_side_by_side_get_access_by_one_call() {
+        let mut pages = with_mapped_memory();
         assert!(pages.handles.iter().count() > 1);
-        let admission = pages.plan_admission(&[device.device()], true).expect("there is mapped memory");
+        let admission = pages.plan_admission(&[DeviceId::sim(1)], true).expect("there is mapped memory");
         let bytes: Vec<u64> = admission.ranges.iter().map(|(_, bytes)| *bytes).collect();
         assert_eq!(bytes, [BYTES]);
+    }
+
+    /// Memory that is mapped during an admission is also for the new devices, unless the driver refuses them.
+    #[test]
+    fn devices_have_access_to_new_memory_from_the_plan_on() {
+        let mut pages = with_mapped_memory();
+        let devices = [1, 2].map(DeviceId::sim);
+        let admission = pages.plan_admission(&devices, false).expect("there is mapped memory");
+        assert_eq!(pages.backing.peers(), devices);
+        pages.abort_admission(&admission);
+        assert_eq!(pages.backing.peers(), []);
+        let mut admission = pages.plan_admission(&devices, false).expect("they were not refused");
+        admission.devices.retain(|device| *device == devices[1]);
+        admission.refused.push(devices[0]);
+        assert_eq!(pages.backing.peers(), devices);
+        pages.commit_admission(&admission);
+        assert_eq!(pages.backing.peers(), [devices[1]]);
+        // A user may ask for access that a device has.
+        let admission = pages.plan_admission(&devices[1..], true).expect("the user asks");
+        pages.commit_admission(&admission);
+        assert_eq!(pages.backing.peers(), [devices[1]]);
+        assert!(pages.plan_admission(&devices, false).is_none(), "one has access, the other was refused");
     }
 }

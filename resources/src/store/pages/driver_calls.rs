@@ -347,6 +347,15 @@ mod tests {
         }
     }
 
+    #[test]
+    fn new_mappings_are_reported_if_there_are_any() {
+        let backing = Arc::<Backing>::default();
+        for (sizes, mapped) in [(vec![], None), (vec![2 << 20; 3], Some((1 << 40, 6 << 20)))] {
+            let work = Work::new(&backing, 2 << 20, (sizes, 0), Addresses::At(1 << 40));
+            assert_eq!(work.new_primaries(), mapped);
+        }
+    }
+
     /// One call maps each handle, and one more makes all of them accessible. Without an alias there is no
     /// call.
     #[test]

@@ -377,6 +377,42 @@ mod tests {
         }
     }
 
+    /// A step retries one part of a release that failed, before anything else is released.
+    #[test]
+    fn a_release_in_steps_retries_what_failed() {
+        let (mut pages, ids) = with_handles(3, 4);
+        let base = pages.handles.get(ids[0]).primary;
+        pages.heap_mut(AddressRange::Large).add_region(base, 6 * UNIT, ANY_STREAM, 0);
+        let failed = pages.plan_release_of(2 * UNIT, usize::MAX, false).expect("all is free");
+        assert_eq!(failed.retired.len(), 2);
+        // It was not run, so all of it is left.
+        pages.commit_release(failed);
+        let (mut at, mut handles) = (Cursor::default(), Vec::new());
+        while !at.is_at_end {
+            let retired = pages.plan_release_step(0, &mut at).into_iter().flat_map(|it| it.retired);
+            handles.extend(retired.map(|it| it.physical.expect("it was not released").0));
+        }
+        assert_eq!(handles.pop(), Some(0), "it is free, and no release of it failed");
+        handles.sort_unstable();
+        assert_eq!(handles, [1, 2]);
+    }
+
+    /// A step releases even a last handle of one granule, if no bytes are to be kept.
+    #[test]
+    fn a_release_in_steps_keeps_the_bytes_it_should() {
+        for (keep_bytes, is_released) in [(0, true), (1, false), (2 * UNIT, false)] {
+            let (mut pages, ids) = with_handles(1, 4);
+            pages.granularity = 2 * UNIT;
+            let base = pages.handles.get(ids[0]).primary;
+            pages.heap_mut(AddressRange::Large).add_region(base, 2 * UNIT, ANY_STREAM, 0);
+            let (mut at, mut released) = (Cursor::default(), Vec::new());
+            while !at.is_at_end {
+                released.extend(pages.plan_release_step(keep_bytes, &mut at));
+            }
+            assert_eq!(released.len() == 1, is_released, "{keep_bytes} bytes stay");
+        }
+    }
+
     /// A release takes handles as long as the calls suffice, but always at least one.
     #[test]
     fn a_release_takes_as_many_handles_as_its_calls_allow() {

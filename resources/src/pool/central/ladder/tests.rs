@@ -9,6 +9,7 @@ use crate::pool::heaps::Heaps;
 use crate::stream_order::Reuse;
 use crate::stream_order::backlog::Backlog;
 use crate::stream_order::streams::Streams;
+use crate::tuning::FAR_BEHIND_NS;
 
 const MIB: u64 = 1 << 20;
 
@@ -61,6 +62,10 @@ impl Setup {
     fn add_region(&mut self, bytes: u64, stream: StreamRef) {
         let owner = self.state.owner_of(stream);
         let epoch = self.state.streams.slot(owner).epoch();
+        self.add_region_of(bytes, owner, epoch);
+    }
+
+    fn add_region_of(&mut self, bytes: u64, owner: Owner, epoch: Epoch) {
         let base = self.base();
         let request = Request::new(Layout::new(bytes)).expect("not too large");
         let task = self.state.heaps.plan_growth(ANY_STREAM, &request, true, Try::Preferred, u64::MAX);
@@ -349,5 +354,33 @@ fn each_rung_counts_the_requests_that_it_serves() {
         }
         setup.steps(8 * MIB, stream(1));
         assert_eq!(setup.state.ladder, count, "{regions:?}");
+    }
+}
+
+/// Free regions go back before a growth if it sets a peak, the request may wait, and the streams keep up.
+#[test]
+fn free_regions_go_back_before_a_growth_that_sets_a_peak() {
+    for (captures, peak, behind_ns, goes_back) in [
+        (false, 0, 0, true),
+        (false, 11, 0, true),
+        (false, 12, 0, false),
+        (true, 0, 0, false),
+        (false, 0, FAR_BEHIND_NS, false),
+    ] {
+        let mut setup = Setup::new(None, Script { captures, ..PLAIN });
+        setup.state.backlog.note(0, behind_ns);
+        if peak > 0 {
+            setup.add_region_of(peak * MIB, ANY_STREAM, 0);
+            let all = Returning::Free { keep_bytes: 0, most_calls: 1 };
+            let mut task = setup.state.heaps.store.plan_release(all).expect("it is free");
+            if let Task::Return(regions) = &mut task {
+                regions.left.clear();
+            }
+            setup.state.heaps.commit(task);
+        }
+        setup.add_region_of(4 * MIB, ANY_STREAM, 0);
+        let steps = setup.steps(8 * MIB, stream(1));
+        assert_eq!(steps.iter().any(|step| step == "return"), goes_back, "peak {peak} MiB: {steps:?}");
+        assert_eq!(steps[steps.len() - 2..], ["grow 8", "served"]);
     }
 }

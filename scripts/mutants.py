@@ -1,0 +1,523 @@
+#!/usr/bin/env python3
+"""Changes the pool's source in one place at a time, and prints the changes that no test sees.
+
+    scripts/mutants.py build [--seed TEXT] [--count N] [--out DIR] [FILE…]
+    scripts/mutants.py run [--jobs N] [--stop-after SECONDS] [--only PROGRAM…] [DIR]
+
+`build` draws N changes (150) from the files, which are globs of cargo-mutants below resources/src (by default
+the pool's folders). The same seed (by default the first eight digits of the commit) draws the same changes on
+every machine. One build of the tests contains all changes, and the environment variable MILLPOND_MUTANT
+chooses one by its number. Changes that do not compile, and changes of constants, are left out. `build` needs
+cargo-mutants (cargo install cargo-mutants --locked) and two Python packages (pip install tree-sitter
+tree-sitter-rust).
+
+`run` runs the test programs in DIR (target/mutants) for each change until a test fails or a program does not
+end. A program is the unit tests, or one module of an `it`, such as resources::crowds. First each program runs
+without a change, and the tests that fail then are skipped. A run that was stopped continues with the programs
+that are left. `run` needs only Python and DIR, so it can run on another machine, if DIR has the same path
+there. Remove DIR/baseline.json if you copy it from another machine.
+"""
+
+import argparse
+import hashlib
+import json
+import os
+import queue
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import defaultdict
+from dataclasses import dataclass, field
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+POOL = ["pool", "store", "heap", "block_map", "stream_order"]
+FILES = [f"resources/src/{folder}/**/*.rs" for folder in POOL]
+LIBRARY = "resources/src/lib.rs"
+VARIABLE = "MILLPOND_MUTANT"
+# These modules of the packages' tests build programs or make mistakes of their own.
+LEFT_OUT = {"tests::museum", "tests::newcomers"}
+# A test sees a change soon or never, so fewer operations than usual suffice.
+SETTINGS = {
+    "MILLPOND_ORDER_OPS": "300000",
+    "PROPTEST_DISABLE_FAILURE_PERSISTENCE": "1",
+    "RUST_BACKTRACE": "0",
+    "RUST_TEST_THREADS": "2",
+}
+SWITCH = f"""
+// Added by scripts/mutants.py.
+static MUTANT: std::sync::LazyLock<u32> = std::sync::LazyLock::new(|| {{
+    std::env::var("{VARIABLE}").ok().and_then(|number| number.parse().ok()).unwrap_or(0)
+}});
+pub(crate) fn mutant(number: u32) -> bool {{
+    *MUTANT == number
+}}
+"""
+
+
+def drawn(seed: str, count: int, files: list[str]) -> list[dict]:
+    """Draws changes, and numbers them from 1."""
+    only = ["--package=millpond-resources", "--exclude=**/models.rs", "--exclude=**/tests.rs"]
+    command = ["cargo", "mutants", "--list", "--json", *only, *(f"--file={file}" for file in files)]
+    changes = json.loads(subprocess.check_output(command, cwd=ROOT))
+    changes.sort(key=lambda change: hashlib.sha256(f"{seed} {change['name']}\n".encode()).hexdigest())
+    return [{"number": number} | change for number, change in enumerate(changes[:count], 1)]
+
+
+@dataclass
+class Edit:
+    """One change of the source: its text from `start` to `end` becomes `text`."""
+
+    number: int
+    start: int
+    end: int
+    text: str
+
+
+@dataclass(eq=False)
+class Site:
+    """A part of the source that has one or more changes. A change at an empty site inserts its text."""
+
+    start: int
+    end: int
+    braces: str = "()"
+    edits: list[Edit] = field(default_factory=list)
+
+
+class Refused(Exception):
+    """A change that no switch can make."""
+
+
+class Source:
+    """A source file, with all of its changes behind switches."""
+
+    def __init__(self, text: bytes):
+        import tree_sitter
+        import tree_sitter_rust
+
+        self.text = text
+        self.lines = text.splitlines(keepends=True)
+        language = tree_sitter.Language(tree_sitter_rust.language())
+        self.tree = tree_sitter.Parser(language).parse(text).root_node
+        self.sites: dict[tuple[int, int, str], Site] = {}
+
+    def offset(self, position: dict) -> int:
+        before = sum(len(line) for line in self.lines[: position["line"] - 1])
+        line = self.lines[position["line"] - 1].decode()
+        return before + len(line[: position["column"] - 1].encode())
+
+    def add(self, change: dict) -> None:
+        start, end = (self.offset(change["span"][side]) for side in ("start", "end"))
+        node = self.tree.descendant_for_byte_range(start, end)
+        if in_constant(node):
+            raise Refused("a constant")
+        number, text = change["number"], change["replacement"]
+        edit = Edit(number, start, end, text)
+        match change["genre"]:
+            case "FnValue":
+                if "impl " in change["function"]["return_type"]:
+                    raise Refused("a value of another type than the function's own")
+                value = "" if text == "()" else f" {text}"
+                edit.text = f"if crate::mutant({number}) {{ return{value}; }} "
+                self.site(start, start).append(edit)
+            case "BinaryOperator":
+                node = above(node, "binary_expression", "compound_assignment_expr", "let_chain")
+                if node.type == "let_chain":
+                    raise Refused("an operator between patterns")
+                braces = "{}" if node.type == "compound_assignment_expr" else "()"
+                self.site(node.start_byte, node.end_byte, braces).append(edit)
+            case "UnaryOperator":
+                node = above(node, "unary_expression")
+                self.site(node.start_byte, node.end_byte).append(edit)
+            case "MatchArmGuard":
+                self.site(start, end).append(edit)
+            case "MatchArm":
+                pattern = above(node, "match_arm").child_by_field_name("pattern")
+                guard = pattern.child_by_field_name("condition")
+                if guard:
+                    start, end = guard.start_byte, guard.end_byte
+                    self.site(start, end).append(Edit(number, start, end, "false"))
+                else:
+                    edit.text = f" if !crate::mutant({number})"
+                    self.site(pattern.end_byte, pattern.end_byte).append(edit)
+            case "StructField":
+                node = above(node, "struct_expression")
+                edit.end += len(re.match(rb"\s*,?", self.text[end:])[0])
+                self.site(node.start_byte, node.end_byte).append(edit)
+            case genre:
+                raise Refused(f"a {genre}")
+
+    def site(self, start: int, end: int, braces: str = "()") -> list[Edit]:
+        return self.sites.setdefault((start, end, braces), Site(start, end, braces)).edits
+
+    def switched(self) -> bytes:
+        # An insertion comes before a part that starts at the same place, a part before the parts in it.
+        key = lambda site: (site.start, site.end > site.start, -site.end)  # noqa: E731
+        self.order = sorted(self.sites.values(), key=key)
+        return self.render(0, len(self.text), frozenset()).encode()
+
+    def render(self, start: int, end: int, done: frozenset[Site]) -> str:
+        """The text from `start` to `end` with the switches of all sites in it, except of those in `done`."""
+        out, at = "", start
+        for site in self.order:
+            if site in done or site.start < at or site.end > end:
+                continue
+            if site.start == site.end:
+                text = "".join(f"/*[{edit.number}*/{edit.text}/*]*/" for edit in site.edits)
+                done |= {site}
+            else:
+                text = self.switch(site, done | {site})
+            out += self.text[at : site.start].decode() + text
+            at = site.end
+        return out + self.text[at:end].decode()
+
+    def switch(self, site: Site, done: frozenset[Site]) -> str:
+        out = ""
+        for edit in site.edits:
+            before = self.render(site.start, edit.start, done)
+            after = self.render(edit.end, site.end, done)
+            changed = f"{before} {edit.text} {after}"
+            out += f"/*[{edit.number}*/if crate::mutant({edit.number}) {{ {changed} }}/*]*/ else "
+        numbers = ",".join(str(edit.number) for edit in site.edits)
+        unchanged = self.render(site.start, site.end, done)
+        return f"/*[{numbers}*/{site.braces[0]}{out}{{ {unchanged} }}{site.braces[1]}/*]*/"
+
+
+def above(node, *kinds: str):
+    while node and node.type not in kinds:
+        node = node.parent
+    if not node:
+        raise Refused("no part of the syntax has it")
+    return node
+
+
+def in_constant(node) -> bool:
+    while node and node.type != "function_item":
+        if node.type in ("const_item", "static_item"):
+            return True
+        node = node.parent
+    modifiers = [child for child in node.children if child.type == "function_modifiers"] if node else []
+    return any(b"const" in child.text.split() for child in modifiers)
+
+
+def numbers_at(text: bytes, start: int, end: int) -> set[int]:
+    """The changes whose text encloses an error, else those whose text lies in it."""
+    stack, inner, enclosing = [], set(), None
+    for mark in re.finditer(rb"/\*\[([\d,]+)\*/|/\*\]\*/", text):
+        if mark.start() >= start and enclosing is None:
+            enclosing = stack[-1][1] if stack else set()
+        if mark.start() >= end:
+            break
+        if mark[1]:
+            stack.append((mark.start(), {int(number) for number in mark[1].split(b",")}))
+        else:
+            opened, numbers = stack.pop()
+            if opened >= start:
+                inner |= numbers
+    for opened, numbers in stack:
+        if opened >= start:
+            inner |= numbers
+    return enclosing or inner
+
+
+def refused_by_compiler(messages: list[dict], tree: Path) -> dict[int, str]:
+    """Which changes cause the errors, and the text of their errors."""
+    found: dict[int, str] = {}
+    for message in messages:
+        for span in sorted(message["spans"], key=lambda span: not span["is_primary"]):
+            file = tree / span["file_name"]
+            text = file.read_bytes() if file.is_file() else b""
+            numbers = numbers_at(text, span["byte_start"], span["byte_end"])
+            if numbers:
+                found |= dict.fromkeys(numbers, message["message"])
+                break
+    return found
+
+
+def copy_tree(tree: Path) -> None:
+    shutil.rmtree(tree, ignore_errors=True)
+    files = subprocess.check_output(["git", "ls-files", "-z"], cwd=ROOT, text=True)
+    for file in files.split("\0"):
+        if file and (ROOT / file).is_file():
+            (tree / file).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / file, tree / file)
+
+
+def instrument(changes: list[dict], tree: Path) -> None:
+    by_file = defaultdict(list, {LIBRARY: []})
+    for change in changes:
+        by_file[change["file"]].append(change)
+    for file, there in by_file.items():
+        source = Source((ROOT / file).read_bytes())
+        for change in there:
+            if "refused" in change:
+                continue
+            try:
+                source.add(change)
+            except Refused as why:
+                change["refused"] = str(why)
+        text = source.switched() + (SWITCH.encode() if file == LIBRARY else b"")
+        if (tree / file).read_bytes() != text:
+            (tree / file).write_bytes(text)
+
+
+def compile_tests(changes: list[dict], tree: Path) -> list[dict]:
+    """Builds the tests, without the changes that do not compile. Returns cargo's messages."""
+    packages = ["--package", "millpond-resources", "--package", "millpond-tests"]
+    command = ["cargo", "test", "--locked", *packages, "--lib", "--test", "it", "--no-run"]
+    environment = {"CARGO_TARGET_DIR": str(ROOT / "target")} | os.environ
+    while True:
+        instrument(changes, tree)
+        done = subprocess.run(
+            [*command, "--message-format=json"], cwd=tree, env=environment, stdout=subprocess.PIPE, text=True
+        )
+        messages = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+        if done.returncode == 0:
+            return messages
+        said = [message["message"] for message in messages if message["reason"] == "compiler-message"]
+        errors = [message for message in said if message["level"] == "error"]
+        found = refused_by_compiler(errors, tree)
+        new = [change for change in changes if change["number"] in found and "refused" not in change]
+        if not new:
+            sys.exit("".join(message["rendered"] for message in errors) + "no change causes these errors")
+        for change in new:
+            change["refused"] = found[change["number"]]
+        print(f"{len(new)} changes do not compile", flush=True)
+
+
+def keep_binaries(messages: list[dict], folder: Path) -> list[dict]:
+    """Copies the test binaries, and lists the programs: the parts of the binaries that run separately."""
+    (folder / "bin").mkdir(exist_ok=True)
+    programs = defaultdict(list)
+    for message in messages:
+        if not message.get("executable") or not message["profile"]["test"]:
+            continue
+        cwd = Path(message["manifest_path"]).parent
+        unit = "lib" in message["target"]["kind"]
+        listed = subprocess.check_output([message["executable"], "--list"], cwd=cwd, text=True)
+        tests = re.findall(r"^(.+): test$", listed, re.M)
+        if not tests:
+            continue
+        binary = folder / "bin" / ("unit" if unit else cwd.name)
+        shutil.copy2(message["executable"], binary)
+        subprocess.run(["strip", "--strip-debug", binary], check=True)
+        for test in tests:
+            name = "unit" if unit else f"{binary.name}::{test.split('::')[0]}"
+            if name not in LEFT_OUT:
+                programs[name, binary.name, str(cwd.relative_to(folder))].append(test)
+    return [
+        {"name": name, "binary": binary, "cwd": cwd, "tests": tests}
+        for (name, binary, cwd), tests in programs.items()
+    ]
+
+
+def build(options: argparse.Namespace) -> None:
+    folder = options.out.resolve()
+    tree = folder / "src"
+    changes = drawn(options.seed, options.count, options.files or FILES)
+    if not changes:
+        sys.exit("no changes of these files")
+    copy_tree(tree)
+    programs = keep_binaries(compile_tests(changes, tree), folder)
+    for change in changes:
+        del change["diff"]
+    manifest = {"seed": options.seed, "changes": changes, "programs": programs}
+    (folder / "manifest.json").write_text(json.dumps(manifest, indent=1))
+    for old in ("baseline.json", "results.jsonl"):
+        (folder / old).unlink(missing_ok=True)
+    shutil.copy2(__file__, folder)
+    left = [change for change in changes if "refused" not in change]
+    print(f"seed {options.seed}: {len(left)} of {len(changes)} changes are in {folder}")
+
+
+@dataclass
+class Outcome:
+    seconds: float
+    failed: list[str]
+    complete: bool
+
+
+class Runner:
+    """Runs the programs of a folder."""
+
+    def __init__(self, options: argparse.Namespace):
+        self.folder = options.folder.resolve()
+        self.jobs = options.jobs
+        self.end = time.monotonic() + options.stop_after
+        manifest = json.loads((self.folder / "manifest.json").read_text())
+        self.seed, self.changes = manifest["seed"], manifest["changes"]
+        self.programs = manifest["programs"]
+        self.only = options.only
+        self.lock = threading.Lock()
+        self.stopped = threading.Event()
+        self.seen: dict[int, str] = {}
+        self.passed: set[tuple[int, str]] = set()
+        self.results = self.folder / "results.jsonl"
+        for line in self.results.read_text().splitlines() if self.results.exists() else []:
+            self.note(json.loads(line))
+
+    def note(self, result: dict) -> None:
+        number, program, by = result["mutant"], result["program"], result["seen"]
+        if by:
+            self.seen.setdefault(number, f"{program}: {by}")
+        else:
+            self.passed.add((number, program))
+
+    def outcome(self, program: dict, tests: list[str], number: int, limit: float) -> Outcome:
+        """Runs tests. With a change, only until one fails."""
+        environment = SETTINGS | os.environ | {VARIABLE: str(number)}
+        command = [self.folder / "bin" / program["binary"], "--exact", *tests]
+        start = time.monotonic()
+        with tempfile.TemporaryFile() as log:
+            process = subprocess.Popen(
+                command,
+                cwd=self.folder / program["cwd"],
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+            try:
+                while True:
+                    code = process.poll()
+                    said = os.pread(log.fileno(), 1 << 26, 0).decode(errors="replace")
+                    failed = sorted(set(re.findall(r"^test (\S+)(?: - .*)? \.\.\. .*FAILED", said, re.M)))
+                    seconds = time.monotonic() - start
+                    if code is not None:
+                        if code and not failed:
+                            failed = [f"exit {code}"]
+                        return Outcome(seconds, failed, True)
+                    if failed and number:
+                        return Outcome(seconds, failed, True)
+                    if seconds > limit:
+                        running = re.findall(r"^test (\S+) has been running", said, re.M)
+                        return Outcome(seconds, [f"no end: {' '.join(running)}"], True)
+                    if self.stopped.is_set() or time.monotonic() > self.end or number in self.seen:
+                        return Outcome(seconds, [], False)
+                    time.sleep(0.1)
+            finally:
+                try:
+                    os.killpg(process.pid, signal.SIGKILL)
+                except ProcessLookupError:
+                    pass
+                process.wait()
+
+    def for_all(self, work: list, function) -> None:
+        """Calls a function for each piece of work, on as many threads as there are jobs."""
+        left = queue.SimpleQueue()
+        for piece in work:
+            left.put(piece)
+
+        def worker() -> None:
+            while not self.stopped.is_set() and time.monotonic() < self.end:
+                try:
+                    function(left.get_nowait())
+                except queue.Empty:
+                    return
+
+        threads = [threading.Thread(target=worker) for _ in range(self.jobs)]
+        for thread in threads:
+            thread.start()
+        try:
+            for thread in threads:
+                thread.join()
+        except KeyboardInterrupt:
+            self.stopped.set()
+            raise
+
+    def baseline(self) -> dict[str, dict]:
+        """What each program does without a change."""
+        file = self.folder / "baseline.json"
+        known = json.loads(file.read_text()) if file.exists() else {}
+
+        def one(program: dict) -> None:
+            done = self.outcome(program, program["tests"], 0, 600)
+            if done.complete:
+                with self.lock:
+                    known[program["name"]] = {"seconds": done.seconds, "failed": done.failed}
+                    file.write_text(json.dumps(known, indent=1))
+                for test in done.failed:
+                    print(f"without a change: {program['name']}: {test} failed", flush=True)
+
+        self.for_all([program for program in self.chosen() if program["name"] not in known], one)
+        return known
+
+    def chosen(self) -> list[dict]:
+        return [one for one in self.programs if not self.only or one["name"] in self.only]
+
+    def run(self) -> None:
+        baseline = self.baseline()
+        runnable = {}
+        for program in self.chosen():
+            failed = set(baseline.get(program["name"], {"failed": program["tests"]})["failed"])
+            tests = [test for test in program["tests"] if test not in failed]
+            if tests and not any(test.startswith(("exit ", "no end")) for test in failed):
+                runnable[program["name"]] = (program, tests, baseline[program["name"]]["seconds"])
+        # The unit tests see most changes.
+        order = sorted(runnable, key=lambda name: (name != "unit", runnable[name][2]))
+        numbers = [change["number"] for change in self.changes if "refused" not in change]
+
+        def one(job: tuple[str, int]) -> None:
+            name, number = job
+            if number in self.seen:
+                return
+            program, tests, seconds = runnable[name]
+            done = self.outcome(program, tests, number, max(60, 5 * seconds))
+            if not done.complete:
+                return
+            by = done.failed[0] if done.failed else None
+            result = {"mutant": number, "program": name, "seen": by, "seconds": round(done.seconds, 1)}
+            with self.lock, self.results.open("a") as out:
+                out.write(json.dumps(result) + "\n")
+                self.note(result)
+            if by:
+                print(f"{number} seen by {name}: {by}", flush=True)
+
+        jobs = [(name, number) for name in order for number in numbers]
+        self.for_all([(name, number) for name, number in jobs if (number, name) not in self.passed], one)
+        self.report(numbers)
+
+    def report(self, numbers: list[int]) -> None:
+        unseen = [number for number in numbers if number not in self.seen]
+        names = {change["number"]: change["name"] for change in self.changes}
+        for number in unseen:
+            ran = sum((number, program["name"]) in self.passed for program in self.programs)
+            print(f"not seen by {ran} of {len(self.programs)} programs: {number} {names[number]}")
+        share = 100 * len(unseen) / max(len(numbers), 1)
+        print(f"seed {self.seed}: {len(numbers)} ran, {len(unseen)} not seen ({share:.0f} %)")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, usage=argparse.SUPPRESS
+    )
+    commands = parser.add_subparsers(dest="command", required=True)
+    target = ROOT / "target/mutants"
+    build_options = commands.add_parser("build")
+    build_options.add_argument("--seed")
+    build_options.add_argument("--count", type=int, default=150)
+    build_options.add_argument("--out", type=Path, default=target)
+    build_options.add_argument("files", nargs="*", metavar="FILE")
+    run_options = commands.add_parser("run")
+    run_options.add_argument("--jobs", type=int, default=1)
+    run_options.add_argument("--stop-after", type=float, default=float("inf"), metavar="SECONDS")
+    run_options.add_argument("--only", action="append", metavar="PROGRAM")
+    run_options.add_argument("folder", nargs="?", type=Path, default=target, metavar="DIR")
+    options = parser.parse_args()
+    if options.command == "run":
+        Runner(options).run()
+        return
+    if not options.seed:
+        commit = ["git", "rev-parse", "--short=8", "HEAD"]
+        options.seed = subprocess.check_output(commit, cwd=ROOT, text=True).strip()
+    build(options)
+
+
+if __name__ == "__main__":
+    main()
