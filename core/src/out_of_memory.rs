@@ -331,6 +331,17 @@ impl OutOfMemoryReport {
         }
     }
 
+    /// Says what is missing if the number of missing bytes is unknown.
+    fn lack(&self) -> &'static str {
+        match self.device.filter(|_| self.host.is_none() && self.held_bytes == 0) {
+            Some(device) if device.total < self.requested_bytes => {
+                "the request is larger than the device's memory"
+            }
+            Some(device) if device.free < self.requested_bytes => "the device has too little free memory",
+            _ => "no free block is large enough, and there is no more memory",
+        }
+    }
+
     fn write_remedies(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (alone, others): (Vec<&Remedy>, Vec<&Remedy>) =
             self.remedies.iter().partition(|remedy| remedy.suffices);
@@ -381,7 +392,7 @@ impl fmt::Display for OutOfMemoryReport {
                 "no free block is large enough, and the resource cannot wait for other streams while a graph \
                  is captured",
             )?,
-            None => f.write_str("no free block is large enough, and there is no more memory")?,
+            None => f.write_str(self.lack())?,
         }
         self.write_remedies(f)?;
         let mut level = Some(self);

@@ -132,11 +132,15 @@ impl<R> LimitingResourceAdaptor<R> {
     fn over_limit(&self, bytes: u64, allocated: u64, layout: Layout, stream: StreamRef) -> Error {
         let short = u128::from(allocated) + u128::from(bytes) - u128::from(self.limit_bytes);
         let (limit, in_use) = (format_bytes(self.limit_bytes), format_bytes(allocated));
-        let message =
-            format!("the limit is {limit} and {in_use} are in use; free blocks, or raise the limit");
+        let is_impossible = bytes > self.limit_bytes;
+        let message = if is_impossible {
+            format!("the request is larger than the maximum (`limit`) of {limit}; raise it, or request less")
+        } else {
+            format!("the maximum (`limit`) is {limit} and {in_use} are in use; free blocks, or raise it")
+        };
         let mut report = OutOfMemoryReport::new(layout, stream);
         let short = u64::try_from(short).unwrap_or(u64::MAX);
-        report.is_impossible = bytes > self.limit_bytes;
+        report.is_impossible = is_impossible;
         report.short_bytes = Some(short);
         (report.held_bytes, report.live_bytes) = (allocated, allocated);
         report.maximum_bytes = Some(self.limit_bytes);

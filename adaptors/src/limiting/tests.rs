@@ -57,9 +57,18 @@ fn the_error_says_limit_use_and_lack() {
     assert_eq!(error.kind(), ErrorKind::OutOfMemory);
     assert_eq!((error.requested_bytes(), error.stream()), (Some((1 << 29) + 1000), Some(S)));
     assert_eq!(error.stack(), Some("mock+limiting:limit=1GiB"));
-    for part in ["the limit is 1GiB", "512MiB are in use", "1KiB more is needed"] {
+    for part in ["the maximum (`limit`) is 1GiB", "512MiB are in use; free blocks", "1KiB more is needed"] {
         assert!(error.to_string().contains(part), "{error}");
     }
+}
+
+/// Freeing blocks does not help such a request, so the error does not advise it.
+#[test]
+fn a_request_above_the_limit_gets_no_advice_to_free_blocks() {
+    let (resource, _handle) = adaptor(1 << 20);
+    let error = resource.allocate_bytes(2 << 20, S).unwrap_err().to_string();
+    assert!(error.contains("the request is larger than the maximum (`limit`) of 1MiB"), "{error}");
+    assert!(!error.contains("free blocks") && error.contains("raise the maximum by 1MiB"), "{error}");
 }
 
 #[test]

@@ -403,8 +403,8 @@ pub(crate) const ADAPTORS: &[Program] = &[
             bench.block(&limited, 8 * MIB);
             error(limited.allocate_bytes(4 * MIB, bench.a))
         },
-        "out of memory for 4MiB on stream A in `cuda+limiting:limit=10MiB`: the limit is 10MiB and 8MiB are \
-         in use; free blocks, or raise the limit: 2MiB more is needed\n\
+        "out of memory for 4MiB on stream A in `cuda+limiting:limit=10MiB`: the maximum (`limit`) is 10MiB \
+         and 8MiB are in use; free blocks, or raise it: 2MiB more is needed\n\
          \x20 this is needed:\n\
          \x20 - raise the maximum by 2MiB\n\
          \x20 8MiB are in use; the maximum is 10MiB",
@@ -477,8 +477,8 @@ pub(crate) const REQUESTS: &[Program] = &[
     program(
         "a request exceeds the device",
         |bench| error(bench.stack("cuda").allocate_bytes(1 << 40, bench.a)),
-        "out of memory for 1TiB on stream A of DEVICE in `cuda`: no free block is large enough, and there is \
-         no more memory\n\
+        "out of memory for 1TiB on stream A of DEVICE in `cuda`: the request is larger than the device's \
+         memory\n\
          \x20 the device has 256MiB in all: request less at a time, or use managed memory if the device \
          has it\n\
          \x20 the device has 256MiB free of 256MiB\n\
