@@ -27,7 +27,7 @@ class OutOfMemoryError(MillpondError, MemoryError):
     """The resource has no memory for a request.
 
     Attributes:
-        report: A text that names the layer that refused the request, the reason, and a remedy.
+        report: A text that says what was missing, lists remedies, and shows the memory that is held.
         data: The same report as a dict, with sizes in bytes. It is None if the layer wrote no report.
 
     Example:

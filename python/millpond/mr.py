@@ -48,7 +48,7 @@ def parse_bytes(size: Size) -> int:
         The number of bytes.
 
     Raises:
-        ValueError: The size is negative, a share such as "50%", or malformed.
+        ValueError: The size is negative, a fraction, a share such as "50%", or malformed.
 
     Example:
         >>> import millpond
@@ -61,6 +61,8 @@ def parse_bytes(size: Size) -> int:
             raise ValueError(f'{size!r} bytes is less than a byte; did you mean "{100 * size:g}%"?')
         if size_bytes < 0:
             raise ValueError(f"a size cannot be negative: {size!r}")
+        if size_bytes != size:
+            raise ValueError(f"a size is a whole number of bytes, not {size!r}")
         return size_bytes
     size_bytes, percent = parse_size(size)
     if percent:
@@ -82,6 +84,19 @@ def _options(**options: object) -> str:
     """Return a layer's options as text. Options that are None are left out."""
     given = [f"{name}={value}" for name, value in options.items() if value is not None]
     return ":" + ",".join(given) if given else ""
+
+
+def _checked(resource: object, name: str = "") -> None:
+    """Refuse an object that is not a resource. `name` is the name of an argument that must not be None."""
+    if name and resource is None:
+        raise TypeError(f"Argument `{name}` must not be None")
+    if not isinstance(resource, Resource):
+        raise TypeError(f"{resource!r} is not a millpond resource; millpond.stack(text) makes one")
+
+
+def _callable(function: object, name: str) -> None:
+    if not callable(function):
+        raise TypeError(f"`{name}` must be a function, not {function!r}")
 
 
 class DeviceMemoryResource(Resource):
@@ -145,8 +160,7 @@ class UpstreamResourceAdaptor(DeviceMemoryResource):
 
     def _on(self, upstream_mr: DeviceMemoryResource, text: str, **file: FilePath) -> None:
         """Build this layer from text. `file` maps an option to a path. The text does not contain the path."""
-        if upstream_mr is None:
-            raise TypeError("Argument `upstream_mr` must not be None")
+        _checked(upstream_mr, "upstream_mr")
         self._upstream = upstream_mr
         for key, path in file.items():
             build_layer_file(self, upstream_mr, text, key, os.fsencode(path))
@@ -181,17 +195,17 @@ class UpstreamResourceAdaptor(DeviceMemoryResource):
 class _Stack(UpstreamResourceAdaptor):
     """A stack whose outermost layer has no class in this module."""
 
-    def __init__(self, text: str, device: Device | None = None) -> None:
-        self._build(text, device)
+    def __init__(self, text: str, device: DeviceLike | None = None) -> None:
+        self._build(text, _device(device))
 
 
-def stack(text: str, device: Device | None = None) -> DeviceMemoryResource:
+def stack(text: str, device: DeviceLike | None = None) -> DeviceMemoryResource:
     """Build a stack of layers from text.
 
     Args:
         text: The layers, base first, joined by `+`, each with its options. For example,
             "cuda+pool:initial=1GiB+statistics".
-        device: The device; None means the current device.
+        device: The device or its number; None means the current device.
 
     Returns:
         The stack, as an object of its outermost layer's class, for example `PoolMemoryResource`.
@@ -223,15 +237,15 @@ def _as_class(resource: Resource) -> DeviceMemoryResource:
 class _Base(DeviceMemoryResource):
     _layer_name = ""
 
-    def __init__(self, *, device: Device | None = None) -> None:
-        self._build(self._layer_name, device)
+    def __init__(self, *, device: DeviceLike | None = None) -> None:
+        self._build(self._layer_name, _device(device))
 
 
 class CudaMemoryResource(_Base):
     """Plain device memory (`cudaMalloc`, `cudaFree`): each allocation calls the driver.
 
     Args:
-        device: The device; None means the current device.
+        device: The device or its number; None means the current device.
 
     Raises:
         NoDeviceError: No device is available.
@@ -249,7 +263,7 @@ class ManagedMemoryResource(_Base):
     """Memory that the host and the device share (`cudaMallocManaged`).
 
     Args:
-        device: The device; None means the current device.
+        device: The device or its number; None means the current device.
 
     Raises:
         NoDeviceError: No device is available.
@@ -269,7 +283,7 @@ class PinnedHostMemoryResource(_Base):
     """Pinned host memory, which the device can access as well.
 
     Args:
-        device: The device; None means the current device.
+        device: The device or its number; None means the current device.
 
     Raises:
         NoDeviceError: No device is available.
@@ -287,7 +301,7 @@ class SystemMemoryResource(_Base):
     """Memory from the operating system's allocator, for devices that can access such memory.
 
     Args:
-        device: The device; None means the current device.
+        device: The device or its number; None means the current device.
 
     Raises:
         NoDeviceError: No device is available.
@@ -307,7 +321,7 @@ class SamHeadroomMemoryResource(DeviceMemoryResource):
 
     Args:
         headroom: The bytes of device memory to keep free, as an int or as text ("1GiB").
-        device: The device; None means the current device.
+        device: The device or its number; None means the current device.
 
     Raises:
         NoDeviceError: No device is available.
@@ -319,8 +333,8 @@ class SamHeadroomMemoryResource(DeviceMemoryResource):
         >>> millpond.mr.SamHeadroomMemoryResource("1GiB")  # doctest: +SKIP
     """
 
-    def __init__(self, headroom: Size, *, device: Device | None = None) -> None:
-        self._build("sam_headroom" + _options(headroom=_size(headroom)), device)
+    def __init__(self, headroom: Size, *, device: DeviceLike | None = None) -> None:
+        self._build("sam_headroom" + _options(headroom=_size(headroom)), _device(device))
 
 
 class CudaAsyncMemoryResource(DeviceMemoryResource):
@@ -333,7 +347,7 @@ class CudaAsyncMemoryResource(DeviceMemoryResource):
             device. It is a number of bytes or a text. With None, the pool keeps all free memory.
         enable_ipc: Whether other processes can open the memory through a file descriptor.
         enable_fabric: Whether other nodes can open the memory through a fabric handle.
-        device: The device; None means the current device.
+        device: The device or its number; None means the current device.
 
     Raises:
         UnsupportedError: The device has no stream-ordered pools, or does not support `enable_ipc` or
@@ -354,7 +368,7 @@ class CudaAsyncMemoryResource(DeviceMemoryResource):
         enable_ipc: bool = False,
         enable_fabric: bool = False,
         *,
-        device: Device | None = None,
+        device: DeviceLike | None = None,
     ) -> None:
         handles = [name for name, wanted in (("fd", enable_ipc), ("fabric", enable_fabric)) if wanted]
         options = _options(
@@ -362,7 +376,7 @@ class CudaAsyncMemoryResource(DeviceMemoryResource):
             release_threshold=_size(release_threshold),
             handles="/".join(handles) or None,
         )
-        self._build("cuda_async" + options, device)
+        self._build("cuda_async" + options, _device(device))
 
     def pool_handle(self: Resource) -> int:
         """Return the handle of the driver's pool (`cudaMemPool_t`) as a number.
@@ -384,7 +398,7 @@ class CudaAsyncManagedMemoryResource(_Base):
     The host and the device can both access managed memory.
 
     Args:
-        device: The device; None means the current device.
+        device: The device or its number; None means the current device.
 
     Raises:
         UnsupportedError: The driver or the device does not support pools of managed memory.
@@ -405,7 +419,7 @@ class CudaAsyncViewMemoryResource(DeviceMemoryResource):
     Args:
         pool_handle: The handle of the pool as a number. The pool must outlive this resource. None means the
             device's default pool.
-        device: The device; None means the current device.
+        device: The device or its number; None means the current device.
 
     Raises:
         UnsupportedError: The device has no stream-ordered pools.
@@ -418,11 +432,11 @@ class CudaAsyncViewMemoryResource(DeviceMemoryResource):
         True
     """
 
-    def __init__(self, pool_handle: int | None = None, *, device: Device | None = None) -> None:
+    def __init__(self, pool_handle: int | None = None, *, device: DeviceLike | None = None) -> None:
         if pool_handle is None:
-            self._build("cuda_async_view", device)
+            self._build("cuda_async_view", _device(device))
         else:
-            self._view(int(pool_handle), device)
+            self._view(int(pool_handle), _device(device))
 
     pool_handle = CudaAsyncMemoryResource.pool_handle
 
@@ -436,10 +450,11 @@ class CallbackMemoryResource(DeviceMemoryResource):
     Args:
         allocate_func: `allocate_func(size, stream)` returns the address of `size` bytes.
         deallocate_func: `deallocate_func(ptr, size, stream)` frees that memory.
-        device: The device of the memory; None means the current device.
+        device: The device of the memory, or its number; None means the current device.
 
     Raises:
         NoDeviceError: No device is available.
+        TypeError: An argument is not a function.
 
     Example:
         >>> import millpond
@@ -454,9 +469,11 @@ class CallbackMemoryResource(DeviceMemoryResource):
         allocate_func: Callable[[int, Stream], int],
         deallocate_func: Callable[[int, int, Stream], object],
         *,
-        device: Device | None = None,
+        device: DeviceLike | None = None,
     ) -> None:
-        self._callback(allocate_func, deallocate_func, device)
+        _callable(allocate_func, "allocate_func")
+        _callable(deallocate_func, "deallocate_func")
+        self._callback(allocate_func, deallocate_func, _device(device))
 
 
 # --- Layers ---
@@ -479,7 +496,7 @@ class PoolMemoryResource(UpstreamResourceAdaptor):
         maximum_pool_size: The largest size of the pool: bytes, a text, or a share. None sets no limit.
 
     Raises:
-        TypeError: `upstream_mr` is None.
+        TypeError: `upstream_mr` is not a resource.
         ValueError: A size is malformed, `initial_pool_size` exceeds `maximum_pool_size`, or
             `maximum_pool_size` exceeds the device's memory.
         OutOfMemoryError: `upstream_mr` has too little memory for `initial_pool_size`.
@@ -515,7 +532,7 @@ class ArenaMemoryResource(UpstreamResourceAdaptor):
             state to this file.
 
     Raises:
-        TypeError: `upstream_mr` is None.
+        TypeError: `upstream_mr` is not a resource.
         ValueError: `arena_size` is malformed.
         OutOfMemoryError: `upstream_mr` has too little memory for `arena_size`.
 
@@ -545,7 +562,7 @@ class FixedSizeMemoryResource(UpstreamResourceAdaptor):
         blocks_to_preallocate: How many blocks are taken from `upstream_mr` at a time.
 
     Raises:
-        TypeError: `upstream_mr` is None.
+        TypeError: `upstream_mr` is not a resource.
         ValueError: `block_size` is malformed.
         OutOfMemoryError: `upstream_mr` has too little memory for the first blocks.
 
@@ -577,8 +594,9 @@ class BinningMemoryResource(UpstreamResourceAdaptor):
         max_size_exponent: The largest bin has blocks of `2**max_size_exponent` bytes.
 
     Raises:
-        TypeError: `upstream_mr` is None.
-        ValueError: Only one exponent is given, or an exponent is larger than 63.
+        TypeError: `upstream_mr` is not a resource.
+        ValueError: Only one exponent is given, an exponent is larger than 63, or the smallest bin is larger
+            than the largest.
 
     Example:
         >>> import millpond
@@ -594,12 +612,13 @@ class BinningMemoryResource(UpstreamResourceAdaptor):
     def __init__(
         self, upstream_mr: DeviceMemoryResource, min_size_exponent: int = -1, max_size_exponent: int = -1
     ) -> None:
-        if upstream_mr is None:
-            raise TypeError("Argument `upstream_mr` must not be None")
+        _checked(upstream_mr, "upstream_mr")
         self._upstream = upstream_mr
         exponents = min_size_exponent, max_size_exponent
         if (exponents[0] < 0) != (exponents[1] < 0):
             raise ValueError("give both `min_size_exponent` and `max_size_exponent`, or neither")
+        if exponents[0] > exponents[1] >= 0:
+            raise ValueError("`min_size_exponent` exceeds `max_size_exponent`: {} > {}".format(*exponents))
         if max(exponents) > 63:
             raise ValueError(f"a bin of 2**{max(exponents)} bytes is too large; the largest exponent is 63")
         self._automatic = (
@@ -666,7 +685,7 @@ class LimitingResourceAdaptor(UpstreamResourceAdaptor):
             "50%".
 
     Raises:
-        TypeError: `upstream_mr` is None.
+        TypeError: `upstream_mr` is not a resource.
         ValueError: `allocation_limit` is malformed.
 
     Example:
@@ -732,7 +751,7 @@ class LoggingResourceAdaptor(UpstreamResourceAdaptor):
         log_file_name: The path; None means the path in MILLPOND_LOG_FILE, or else in RMM_LOG_FILE.
 
     Raises:
-        TypeError: `upstream_mr` is None.
+        TypeError: `upstream_mr` is not a resource.
         ValueError: Neither `log_file_name` nor the environment names a file.
         LogFileError: The file cannot be opened.
 
@@ -746,8 +765,7 @@ class LoggingResourceAdaptor(UpstreamResourceAdaptor):
     """
 
     def __init__(self, upstream_mr: DeviceMemoryResource, log_file_name: FilePath | None = None) -> None:
-        if upstream_mr is None:
-            raise TypeError("Argument `upstream_mr` must not be None")
+        _checked(upstream_mr, "upstream_mr")
         name = log_file_name or os.environ.get("MILLPOND_LOG_FILE") or os.environ.get("RMM_LOG_FILE")
         if not name:
             raise ValueError("no file is named for the log; pass `log_file_name`, or set RMM_LOG_FILE")
@@ -797,7 +815,7 @@ class StatisticsResourceAdaptor(_Adaptor):
         upstream_mr: The resource below.
 
     Raises:
-        TypeError: `upstream_mr` is None.
+        TypeError: `upstream_mr` is not a resource.
 
     Example:
         >>> import millpond
@@ -869,10 +887,11 @@ class TrackingResourceAdaptor(UpstreamResourceAdaptor):
 
     Args:
         upstream_mr: The resource below.
-        capture_stacks: Whether to record the call stack of each allocation. Recording takes time.
+        capture_stacks: Whether to record the call stack of each allocation. The stack has native functions
+            only, and no Python lines. Recording takes time.
 
     Raises:
-        TypeError: `upstream_mr` is None.
+        TypeError: `upstream_mr` is not a resource.
 
     Example:
         >>> import millpond
@@ -929,10 +948,11 @@ class FailureCallbackResourceAdaptor(UpstreamResourceAdaptor):
     Args:
         upstream_mr: The resource below.
         callback: `callback(nbytes)` gets the size of the request in bytes. If the callback returns True, the
-            request is tried again. If it returns False, the request fails.
+            request is tried again. If it returns False or raises an exception, the request fails. The
+            exception becomes the cause (`__cause__`) of the `OutOfMemoryError`.
 
     Raises:
-        TypeError: `upstream_mr` is None.
+        TypeError: `upstream_mr` is not a resource, or `callback` is not a function.
 
     Example:
         >>> import millpond
@@ -948,9 +968,9 @@ class FailureCallbackResourceAdaptor(UpstreamResourceAdaptor):
     """
 
     def __init__(self, upstream_mr: DeviceMemoryResource, callback: Callable[[int], bool]) -> None:
-        if upstream_mr is None:
-            raise TypeError("Argument `upstream_mr` must not be None")
+        _checked(upstream_mr, "upstream_mr")
         self._upstream = upstream_mr
+        _callable(callback, "callback")
         self._failure_callback(upstream_mr, callback)
 
 
@@ -961,7 +981,7 @@ class PrefetchResourceAdaptor(_Adaptor):
         upstream_mr: The resource below, of managed memory.
 
     Raises:
-        TypeError: `upstream_mr` is None.
+        TypeError: `upstream_mr` is not a resource.
 
     Example:
         >>> import millpond
@@ -979,7 +999,7 @@ class ThreadSafeResourceAdaptor(_Adaptor):
         upstream_mr: The resource below.
 
     Raises:
-        TypeError: `upstream_mr` is None.
+        TypeError: `upstream_mr` is not a resource.
 
     Example:
         >>> import millpond
@@ -999,7 +1019,7 @@ class AlignedResourceAdaptor(UpstreamResourceAdaptor):
         alignment_threshold: A size in bytes. The adaptor passes smaller requests on unchanged.
 
     Raises:
-        TypeError: `upstream_mr` is None.
+        TypeError: `upstream_mr` is not a resource.
         ValueError: `alignment` is not a power of 2, or a size is malformed.
 
     Example:
@@ -1027,7 +1047,7 @@ class RetryResourceAdaptor(UpstreamResourceAdaptor):
         timeout: The longest wait in seconds.
 
     Raises:
-        TypeError: `upstream_mr` is None.
+        TypeError: `upstream_mr` is not a resource.
         ValueError: `timeout` is negative.
 
     Example:
@@ -1048,7 +1068,7 @@ class FallbackResourceAdaptor(UpstreamResourceAdaptor):
         to: The text of the stack that serves a request if `upstream_mr` is out of memory.
 
     Raises:
-        TypeError: `upstream_mr` is None.
+        TypeError: `upstream_mr` is not a resource.
         StackError: `to` is malformed.
 
     Example:
@@ -1103,6 +1123,8 @@ _hooks: list[tuple[Callable[..., object], tuple[Any, ...], dict[str, Any]]] = []
 def _device(device: DeviceLike | None) -> Device:
     if device is None:
         return Device()
+    if isinstance(device, str):
+        raise TypeError(f"{device!r} is text; pass the device's number, or millpond.Device({device!r})")
     return device if isinstance(device, Device) else Device.find(device)
 
 
@@ -1162,8 +1184,7 @@ def set_per_device_resource(device: DeviceLike | None, mr: DeviceMemoryResource)
         >>> millpond.mr.get_per_device_resource(0).text
         'cuda+statistics'
     """
-    if not isinstance(mr, Resource):
-        raise TypeError(f"{mr!r} is not a millpond resource; millpond.stack(text) makes one")
+    _checked(mr)
     device = _device(device)
     if mr.device != device:
         raise InvalidArgumentError(f"{mr!r} is on {mr.device}, not on {device}; build it on {device}")
@@ -1362,11 +1383,13 @@ def reinitialize(
         devices: One device, or several. Each is a device or its number. None means device 0.
         logging: Whether to log each call, as `LoggingResourceAdaptor` does.
         log_file_name: The path of the log; None means the path in MILLPOND_LOG_FILE or RMM_LOG_FILE.
-        stack: The text of a stack. It replaces `pool_allocator`, `managed_memory` and the pool's sizes.
+        stack: The text of a stack. It stands for `pool_allocator`, `managed_memory` and the pool's sizes.
 
     Raises:
-        NoDeviceError: There is no such device.
-        ValueError: A size is malformed, or no file is named for the log.
+        NoDeviceError: There is no such device. Then no default changes.
+        TypeError: `pool_allocator` is text.
+        ValueError: A size is malformed, no file is named for the log, or `stack` is given together with an
+            argument that it stands for.
         OutOfMemoryError: A device has too little memory for `initial_pool_size`.
 
     Example:
@@ -1375,21 +1398,31 @@ def reinitialize(
         >>> millpond.mr.get_current_device_resource().pool_size()
         67108864
     """
+    if isinstance(pool_allocator, str):
+        raise TypeError(f"`pool_allocator` is True or False; pass the text as stack={pool_allocator!r}")
+    sizes = initial_pool_size, maximum_pool_size
+    if stack is not None and (pool_allocator or managed_memory or sizes != (None, None)):
+        raise ValueError(
+            "`stack` stands for `pool_allocator`, `managed_memory` and the pool's sizes; "
+            'write them in the text, such as "cuda+pool:initial=1GiB,max=4GiB"'
+        )
     devices = 0 if devices is None else devices
+    numbers = [devices] if isinstance(devices, (int, str, Device)) else list(devices)
+    found = [_device(number) for number in numbers]
     for func, args, kwargs in reversed(_hooks):
         func(*args, **kwargs)
-    numbers = [devices] if isinstance(devices, (int, Device)) else list(devices)
-    for device in map(_device, numbers):
+    made: list[DeviceMemoryResource] = []
+    for device in found:
         if stack is not None:
             resource = globals()["stack"](stack, device)
         else:
             base = ManagedMemoryResource if managed_memory else CudaMemoryResource
             resource = base(device=device)
             if pool_allocator:
-                resource = PoolMemoryResource(resource, initial_pool_size, maximum_pool_size)
+                resource = PoolMemoryResource(resource, *sizes)
+        made.append(LoggingResourceAdaptor(resource, log_file_name) if logging else resource)
+    for device, resource in zip(found, made, strict=True):
         set_per_device_resource(device, resource)
-        if logging:
-            _log(device, log_file_name)
 
 
 # --- Logging ---

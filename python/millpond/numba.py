@@ -3,9 +3,9 @@
 >>> import millpond.numba
 >>> millpond.numba.use()  # doctest: +SKIP
 
-The environment variable NUMBA_CUDA_MEMORY_MANAGER=millpond does the same as `use()`, without a change to the
-program. millpond supports numba-cuda and numba-cuda-mlir. Numba still allocates host memory and managed
-memory itself.
+The environment variable NUMBA_CUDA_MEMORY_MANAGER=millpond.numba does the same as `use()`, without a change
+to the program. millpond supports numba-cuda and numba-cuda-mlir. Numba still allocates host memory and
+managed memory itself.
 
 Numba names no stream when it allocates, so millpond uses the legacy default stream. The memory is freed in
 the order of this stream. The stream waits for all other streams, except non-blocking ones. If a non-blocking

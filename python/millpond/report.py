@@ -67,7 +67,7 @@ def memory_report(resource: Resource | None = None) -> MemoryReport:
         The report, with sizes in bytes.
 
     Raises:
-        MillpondError: libmillpond could not make the report.
+        TypeError: `resource` is not a resource.
 
     Example:
         >>> import millpond
@@ -76,5 +76,8 @@ def memory_report(resource: Resource | None = None) -> MemoryReport:
         >>> "in use" in str(millpond.memory_report(resource))
         True
     """
-    text, data = (resource or _mr.get_current_device_resource())._report()
+    if resource is None:
+        resource = _mr.get_current_device_resource()
+    _mr._checked(resource)
+    text, data = resource._report()
     return MemoryReport(text, json.loads(data))

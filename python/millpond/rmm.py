@@ -23,8 +23,15 @@ _before: dict[int, Any] = {}
 _kept: list[Any] = []
 
 
+def _is_ours(rmm: Any) -> bool:
+    """Return whether `millpond.compat.rmm.install()` has put millpond in RMM's place."""
+    return bool(rmm.__name__ == f"{__package__}.compat.rmm")
+
+
 def bridge() -> str:
     """Return a text that says how `use` serves RMM: through the compiled bridge, or through Python callbacks.
+
+    After `millpond.compat.rmm.install()`, RMM is millpond, and `use` only sets millpond's default.
 
     Raises:
         ImportError: RMM is not installed.
@@ -33,6 +40,8 @@ def bridge() -> str:
         >>> import millpond.rmm
         >>> print(millpond.rmm.bridge())  # doctest: +SKIP
     """
+    if _is_ours(_library.framework("rmm", "rmm-cu13 (or rmm-cu12)")):
+        return "none: `rmm` is millpond.compat.rmm"
     module = rmm_bridge.load()
     if module is not None:
         return f"compiled: {module.__file__}"
@@ -63,6 +72,8 @@ def resource(stack: StackLike = None, device: FrameworkDevice = None) -> Any:
     rmm = _library.framework("rmm", "rmm-cu13 (or rmm-cu12)")
     ordinal = _library.ordinal_of(device, stack)
     ours = _library.prepare(stack, ordinal)
+    if _is_ours(rmm):
+        return ours
     compiled = rmm_bridge.load()
     return _over_callbacks(rmm, ours) if compiled is None else _over_bridge(compiled, ordinal)
 
@@ -112,9 +123,10 @@ def use(stack: StackLike = None, device: FrameworkDevice = None) -> Any:
     """
     rmm = _library.framework("rmm", "rmm-cu13 (or rmm-cu12)")
     ordinal = _library.ordinal_of(device, stack)
+    before = rmm.mr.get_per_device_resource(ordinal)
     made = resource(stack, ordinal)
     _kept.append(made)
-    _before.setdefault(ordinal, rmm.mr.get_per_device_resource(ordinal))
+    _before.setdefault(ordinal, before)
     rmm.mr.set_per_device_resource(ordinal, made)
     return made
 

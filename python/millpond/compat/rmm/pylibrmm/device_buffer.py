@@ -74,6 +74,7 @@ class DeviceBuffer(_DeviceBuffer):
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
+        """Version 0 of the CUDA array interface, as in RMM. It names no stream."""
         interface = super().__cuda_array_interface__
         del interface["stream"]
         return interface | {"version": 0}
