@@ -134,7 +134,8 @@ pub(super) fn found(head: &[u8]) -> Found {
     if head.first() == Some(&0x0a) && is_xplane(&head[..head.len().min(200)]) {
         return Found::Other(XPLANE);
     }
-    if head.get(257..262) == Some(b"ustar") {
+    // The fields before it end in zeros, which no text contains.
+    if head.get(257..262) == Some(b"ustar") && head[..257].contains(&0) {
         return Found::Other("is a tar file; unpack it first");
     }
     // A length, and then a JSON header.

@@ -136,6 +136,18 @@ fn messages_without_figures_do_not_hide_a_log() {
     assert!(error.contains("has no figures"), "{error}");
 }
 
+/// A tar file has these letters at this place.
+#[test]
+fn a_text_that_spells_a_format_s_mark_is_no_file_of_that_format() {
+    let row = "1,0,allocate,0x100,1000,0x2\n";
+    let log = format!("{}{row}", crate::HEADER);
+    let log = format!("{log}1,0,{}ustar,0x100,1000,0x2\n{row}", " ".repeat(257 - log.len() - 4));
+    assert_eq!(log.find("ustar"), Some(257));
+    assert!(!read(log.as_bytes()).unwrap_or_else(|error| panic!("{error}")).is_empty());
+    let tar = [&b"name"[..], &[0; 253], b"ustar"].concat();
+    assert!(read(&tar).unwrap_err().contains("tar file"));
+}
+
 /// Two readers recognise the line. Reading must end.
 #[test]
 fn a_line_for_two_readers_goes_to_one_of_them() {
