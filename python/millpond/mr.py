@@ -94,7 +94,7 @@ def _checked(resource: object, name: str = "") -> None:
         raise TypeError(f"{resource!r} is not a millpond resource; millpond.stack(text) makes one")
 
 
-def _callable(function: object, name: str) -> None:
+def _callable(function: Any, name: str) -> None:
     if not callable(function):
         raise TypeError(f"`{name}` must be a function, not {function!r}")
 
