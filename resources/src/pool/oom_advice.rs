@@ -24,8 +24,6 @@ pub(crate) struct Room {
     pub(crate) owner: Owner,
     /// Whether that stream captures a graph. Then the pool does not wait for other streams.
     pub(crate) is_capturing: bool,
-    /// Whether the pool refused the request before it waited, merged free blocks and released memory.
-    pub(crate) is_impossible: bool,
     /// The device's free bytes, if the pool takes memory from the device and returns it there.
     pub(crate) device_free: Option<u64>,
     /// The bytes of a page, if the pool could map pages and takes regions instead.
@@ -125,11 +123,8 @@ struct Choice {
 impl Heaps {
     /// Returns why the request could not be served, and what would have helped.
     pub(crate) fn shortage(&mut self, request: &Request, room: &Room) -> Shortage {
-        let mut needed = needed(self, request, room.owner);
+        let needed = needed(self, request, room.owner);
         let heaps = &*self;
-        if room.is_impossible && !room.is_capturing {
-            needed = needed.min(Memory::of(heaps, None).needed_after_release(heaps, request));
-        }
         let in_the_way = choose(heaps, request, room, room.is_capturing);
         // Whether the request would fit if all free blocks were unowned. Then no block in use is in the way.
         let merging_suffices = room.is_capturing
@@ -177,7 +172,8 @@ impl Heaps {
     pub(crate) fn reclaimable_bytes(&self) -> (u64, u64) {
         let free_parts = |only| {
             let memory = Memory::of(self, only);
-            free_bytes(&memory.parts(self))
+            let is_free = |part: &&Part| part.cost == 0 && !part.what.contains(&What::Fixed);
+            memory.parts(self).iter().filter(is_free).map(|part| part.bytes).sum()
         };
         (free_parts(Some(ANY_STREAM)), free_parts(None))
     }
@@ -335,20 +331,6 @@ impl Memory {
         anew.into_iter().chain(stitched).min_by_key(|choice| choice.bytes)
     }
 
-    /// Returns the bytes of new memory that would serve the request after the pool has merged all free blocks
-    /// and released all free regions or handles.
-    fn needed_after_release(&self, heaps: &Heaps, request: &Request) -> u64 {
-        let mut parts = self.parts(heaps);
-        let released = free_bytes(&parts);
-        let Some(pages) = heaps.store.pages() else {
-            return request.padded_bytes().saturating_sub(released);
-        };
-        let ends = pages.least_piece(request).map_or(0, |least| take_ends(&mut parts, least));
-        let rest = Request { bytes: request.bytes.saturating_sub(ends), ..*request };
-        let needed = pages.needed_alone(request).min(pages.needed_alone(&rest));
-        needed.saturating_sub(released)
-    }
-
     /// Returns the regions or handles, and the chunks in use in each.
     fn parts(&self, heaps: &Heaps) -> Vec<Part> {
         let mut pieces: Vec<&Piece> = self.rows[..self.large_rows].iter().flatten().collect();
@@ -371,12 +353,6 @@ impl Memory {
         };
         heaps.store.parts().into_iter().map(part).collect()
     }
-}
-
-/// Returns the bytes of the wholly free parts.
-fn free_bytes(parts: &[Part]) -> u64 {
-    let is_free = |part: &&Part| part.cost == 0 && !part.what.contains(&What::Fixed);
-    parts.iter().filter(is_free).map(|part| part.bytes).sum()
 }
 
 /// Removes the two parts whose free end and free start have the most bytes together, with at least `least`
