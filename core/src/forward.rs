@@ -13,8 +13,8 @@
 /// - `upstream` returns the field.
 /// - `provide` lists no trait.
 /// - `is_equal` returns `true` only if `other` is the same adaptor object, which is always safe. If your
-///   adaptor keeps no state about its blocks, you may implement `is_equal` yourself and compare the upstreams,
-///   as in the example below.
+///   adaptor keeps no state about its blocks, you may implement `is_equal` yourself and compare the
+///   upstreams, as in the example below.
 ///
 /// If your adaptor [submits work](crate::DeviceMemoryResource#layers-that-submit-work), implement
 /// `is_stream_ordered` yourself and return `true`.

@@ -331,7 +331,7 @@ impl OutOfMemoryReport {
         }
     }
 
-    /// Says what is missing if the number of missing bytes is unknown.
+    /// Describes the shortage if the number of missing bytes is unknown.
     fn lack(&self) -> &'static str {
         match self.device.filter(|_| self.host.is_none() && self.held_bytes == 0) {
             Some(device) if device.total < self.requested_bytes => {

@@ -120,7 +120,7 @@ impl fmt::Display for Finding {
     }
 }
 
-/// What the judge found about an allocator.
+/// The judge's verdict on an allocator.
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct Verdict {

@@ -1,4 +1,4 @@
-//! What the allocators of other projects do or demand, although millpond's resources do not.
+//! Habits and demands of other projects' allocators that millpond's resources do not have.
 
 use millpond_driver::sim::{Violation, ViolationKind};
 

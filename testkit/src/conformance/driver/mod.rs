@@ -1,4 +1,4 @@
-//! A test suite for every [`Driver`](millpond_core::Driver): the contract of its methods, without any resource.
+//! A test suite for every [`Driver`](millpond_core::Driver): the contract of its methods, without a resource.
 //!
 //! ```
 //! use millpond_core::DriverHandle;

@@ -37,7 +37,7 @@ fn it_describes_its_device(it: &Device<'_>) -> Outcome {
         (DeviceAttribute::MemoryPoolsSupported, it.device_get_default_mem_pool().is_ok()),
         (DeviceAttribute::VirtualMemoryManagementSupported, it.mem_get_allocation_granularity().is_ok()),
     ] {
-        assert_eq!(it.has(attribute), is_offered, "{attribute:?} does not say what the driver offers");
+        assert_eq!(it.has(attribute), is_offered, "{attribute:?} and the driver's methods disagree");
     }
     Passed
 }
