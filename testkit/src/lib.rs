@@ -2,8 +2,7 @@
 //!
 //! | item | purpose |
 //! |---|---|
-//! | [`conformance`] | a suite for every resource and adaptor, simulated or on a GPU, and a suite for drivers
-//! |
+//! | [`conformance`] | a suite for all resources and adaptors, simulated or on a GPU, and one for drivers |
 //! | [`program`] | seeded programs over many streams, checked by oracles and shrunk after a failure |
 //! | [`race`] | many threads over one resource, with too little memory |
 //! | [`faults`] | runs a scenario once for each driver call in it, and lets this call fail |
