@@ -226,7 +226,7 @@ fn an_adaptor_of_ones_own() {
     zeroing_adaptor::main().expect("the example runs");
     own_adaptor::main().expect("the example runs");
     let table = millpond::layers().with([own_adaptor::ENTRY]);
-    let below = ["cuda", "managed", "cuda+pool", "cuda+arena:size=20%", "cuda+pool+thread_safe"];
+    let below = ["cuda", "managed", "cuda+pool", "cuda+arena", "cuda+pool+thread_safe"];
     let subjects = below.into_iter().flat_map(|below| {
         let zeroing = Subject::new(format!("{below}+zeroing"), move |driver| {
             let upstream = below.parse::<StackSpec>()?.build(&millpond::layers(), driver)?;
