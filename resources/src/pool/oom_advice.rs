@@ -24,6 +24,8 @@ pub(crate) struct Room {
     pub(crate) owner: Owner,
     /// Whether that stream captures a graph. Then the pool does not wait for other streams.
     pub(crate) is_capturing: bool,
+    /// Whether the pool refused the request before it waited, merged free blocks and released memory.
+    pub(crate) is_impossible: bool,
     /// The device's free bytes, if the pool takes memory from the device and returns it there.
     pub(crate) device_free: Option<u64>,
     /// The bytes of a page, if the pool could map pages and takes regions instead.
@@ -123,8 +125,11 @@ struct Choice {
 impl Heaps {
     /// Returns why the request could not be served, and what would have helped.
     pub(crate) fn shortage(&mut self, request: &Request, room: &Room) -> Shortage {
-        let needed = needed(self, request, room.owner);
+        let mut needed = needed(self, request, room.owner);
         let heaps = &*self;
+        if room.is_impossible && !room.is_capturing {
+            needed = needed.min(Memory::of(heaps, None).needed_after_release(heaps, request));
+        }
         let in_the_way = choose(heaps, request, room, room.is_capturing);
         // Whether the request would fit if all free blocks were unowned. Then no block in use is in the way.
         let merging_suffices = room.is_capturing
@@ -172,8 +177,7 @@ impl Heaps {
     pub(crate) fn reclaimable_bytes(&self) -> (u64, u64) {
         let free_parts = |only| {
             let memory = Memory::of(self, only);
-            let is_free = |part: &&Part| part.cost == 0 && !part.what.contains(&What::Fixed);
-            memory.parts(self).iter().filter(is_free).map(|part| part.bytes).sum()
+            free_bytes(&memory.parts(self))
         };
         (free_parts(Some(ANY_STREAM)), free_parts(None))
     }
@@ -331,6 +335,17 @@ impl Memory {
         anew.into_iter().chain(stitched).min_by_key(|choice| choice.bytes)
     }
 
+    /// Returns the bytes of new memory that would serve the request after the pool has released all free
+    /// regions or handles. Free bytes beside blocks in use do not count, because whether the pool can use them
+    /// depends on what it maps first.
+    fn needed_after_release(&self, heaps: &Heaps, request: &Request) -> u64 {
+        let needed = match heaps.store.pages() {
+            Some(pages) => pages.needed_alone(request),
+            None => request.padded_bytes(),
+        };
+        needed.saturating_sub(free_bytes(&self.parts(heaps)))
+    }
+
     /// Returns the regions or handles, and the chunks in use in each.
     fn parts(&self, heaps: &Heaps) -> Vec<Part> {
         let mut pieces: Vec<&Piece> = self.rows[..self.large_rows].iter().flatten().collect();
@@ -353,6 +368,12 @@ impl Memory {
         };
         heaps.store.parts().into_iter().map(part).collect()
     }
+}
+
+/// Returns the bytes of the wholly free parts.
+fn free_bytes(parts: &[Part]) -> u64 {
+    let is_free = |part: &&Part| part.cost == 0 && !part.what.contains(&What::Fixed);
+    parts.iter().filter(is_free).map(|part| part.bytes).sum()
 }
 
 /// Removes the two parts whose free end and free start have the most bytes together, with at least `least`

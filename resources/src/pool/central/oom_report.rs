@@ -45,6 +45,7 @@ impl<R: DeviceMemoryResource> Central<R> {
         let room = Room {
             owner: 0,
             is_capturing: report.is_capturing,
+            is_impossible: hopeless.is_some(),
             device_free: device.filter(|_| is_direct).map(|device| device.free),
             page_bytes: if hopeless.is_none() { self.page_bytes() } else { None },
         };
@@ -243,10 +244,47 @@ mod tests {
         let held = pool.shared.thread_caches.my_cache(pool.id).counts.totals().blocks_held;
         assert!(held > 0, "blocks are cached");
         let request = Request::new(Layout::new(8 * MIB)).expect("not too large");
-        let room = Room { owner: 0, is_capturing: false, device_free: Some(0), page_bytes: None };
+        let room = Room {
+            owner: 0,
+            is_capturing: false,
+            is_impossible: false,
+            device_free: Some(0),
+            page_bytes: None,
+        };
         let named = pool.central.with_heaps(|heaps| heaps.shortage(&request, &room)).in_the_way;
         assert!(named.iter().all(|block| block.bytes == BYTES), "{named:?}");
         assert_eq!(named.len(), 20);
+    }
+
+    /// A request above the maximum fails before the pool releases memory. So the report counts the memory that
+    /// the pool could release: the least maximum that serves the request is the one that the report names.
+    #[test]
+    fn free_memory_of_another_stream_counts_for_a_request_above_the_maximum() {
+        const MAXIMUM: u64 = 32 * MIB;
+        for (pages, live) in
+            [(PagesMode::On, 0), (PagesMode::Off, 0), (PagesMode::On, 4), (PagesMode::Off, 4)]
+        {
+            let run = |maximum| {
+                let device = SimDevice::new(SimConfig::with_capacity(128 * MIB));
+                let pool = pool(&device, PoolLayer::new().pages(pages).maximum_bytes(maximum));
+                let stream = |()| device.stream_create(StreamFlags::NON_BLOCKING).expect("a stream");
+                let [freeing, requesting] = [(); 2].map(stream);
+                let _live =
+                    (live > 0).then(|| pool.allocate_bytes(live * MIB, freeing).expect("there is room"));
+                let block = pool.allocate_bytes(24 * MIB, freeing).expect("there is room");
+                free(&pool, block, 24 * MIB, freeing);
+                pool.allocate_bytes(48 * MIB, requesting).map(|_| pool.validate())
+            };
+            let report = report_of(run(MAXIMUM).expect_err("it is above the maximum"));
+            let [RemedyAction::RaiseMaximum { bytes }] =
+                report.remedies.iter().map(|remedy| remedy.action.clone()).collect::<Vec<_>>()[..]
+            else {
+                panic!("it says by how much to raise the maximum with {pages}: {report}");
+            };
+            assert_eq!((report.short_bytes, bytes), (Some((16 + live) * MIB), (16 + live) * MIB), "{report}");
+            run(MAXIMUM + bytes).expect("the advice is true");
+            run(MAXIMUM + bytes - 2 * MIB).expect_err("the advice is the least");
+        }
     }
 
     /// A pool over another one says by how much its own maximum is too small.

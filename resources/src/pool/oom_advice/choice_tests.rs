@@ -201,7 +201,13 @@ fn whole_pages_between_blocks_in_use_are_free() {
         (0..16).map(|_| pool.allocate_bytes(MIB, StreamRef::LEGACY).expect("there is room")).collect();
     let base = blocks.iter().map(|ptr| ptr.address()).min().expect("there are blocks");
     assert_eq!(pool.pool_bytes(), 16 * MIB);
-    let room = Room { owner: 0, is_capturing: false, device_free: Some(0), page_bytes: Some(2 * MIB) };
+    let room = Room {
+        owner: 0,
+        is_capturing: false,
+        is_impossible: false,
+        device_free: Some(0),
+        page_bytes: Some(2 * MIB),
+    };
     let needed = |mib: u64, room: &Room| {
         pool.central.with_heaps(|heaps| pages_needed(heaps, &request(mib * MIB, 256), room))
     };
