@@ -107,7 +107,7 @@ const PATIENCE: Duration = Duration::from_secs(5);
 
 /// How long a request waits for another thread that builds the stack. That thread may be waiting for the
 /// request.
-const BUILD_PATIENCE: Duration = Duration::from_secs(20);
+const BUILD_PATIENCE: Duration = Duration::from_millis(if cfg!(test) { 200 } else { 20_000 });
 
 /// A live block.
 struct Block {
@@ -578,3 +578,6 @@ impl fmt::Debug for Source {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

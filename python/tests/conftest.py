@@ -14,6 +14,7 @@ import millpond
 @pytest.fixture(autouse=True)
 def _initial_default():
     millpond.mr.reset_per_device_resource(None)
+    gc.freeze()  # so that the collection below looks only at what the test made
     yield
     millpond.disable_logging()
     millpond.mr.reset_per_device_resource(None)

@@ -112,28 +112,6 @@ fn a_stack_that_is_built_from_its_own_memory_is_refused() {
     });
 }
 
-/// The builder of a stack waits for a thread that asks the manager for memory.
-#[test]
-fn issue_29_a_thread_that_the_builder_of_a_stack_waits_for_has_an_error() {
-    static MANAGER: OnceLock<Weak<MillpondMemoryManager>> = OnceLock::new();
-    watch("a builder that waits", || {
-        let build = |driver: &DriverHandle| {
-            let manager = MANAGER.get().and_then(Weak::upgrade).unwrap();
-            let error = thread::spawn(move || manager.memalloc(1000).unwrap_err()).join().unwrap();
-            assert_eq!(error.kind(), ErrorKind::Busy);
-            assert!(
-                error.to_string().contains("another thread builds the memory manager's stack"),
-                "{error}"
-            );
-            Ok(Arc::new(CudaMemoryResource::new(Arc::clone(driver))) as _)
-        };
-        let device = SimDevice::new(SimConfig::h200());
-        let manager = Arc::new(MillpondMemoryManager::with_builder(Some(device), Arc::new(build)));
-        MANAGER.set(Arc::downgrade(&manager)).unwrap();
-        manager.memalloc(100).unwrap();
-    });
-}
-
 /// The registry drops and prints these without a lock: a factory, and a manager that came too late.
 #[test]
 fn a_factory_may_use_the_registry() {

@@ -4,6 +4,7 @@ use std::io::{Read, Write};
 
 use millpond_snapshot::explain::explain;
 use millpond_snapshot::import;
+use millpond_testkit::size;
 
 use crate::pickle::{Py, pickle};
 use crate::texts::files;
@@ -356,7 +357,7 @@ fn damaged(name: &str, bytes: &[u8]) {
 #[test]
 fn a_file_that_ends_anywhere_is_read_or_refused() {
     for (name, bytes) in files() {
-        for end in 0..bytes.len() {
+        for end in (0..bytes.len()).step_by(size::of(3, 1) as usize) {
             damaged(&name, &bytes[..end]);
         }
     }

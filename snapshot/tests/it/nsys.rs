@@ -5,6 +5,7 @@ use std::path::Path;
 use millpond_engine::program::Limits;
 use millpond_snapshot::import::{self, Options};
 use millpond_snapshot::recording::{EventKind, Recording};
+use millpond_testkit::size;
 use rusqlite::Connection;
 use tempfile::TempDir;
 
@@ -216,7 +217,7 @@ fn a_view_and_a_damaged_database_are_refused() {
         assert!(result.is_err() || result.is_ok_and(|part| part == recording), "{end} of {}", whole.len());
     }
     assert!(refused > 30, "{refused}");
-    for at in (100..whole.len()).step_by(97) {
+    for at in (100..whole.len()).step_by(size::of(389, 97) as usize) {
         let mut damaged = whole.clone();
         damaged[at] ^= 0x5a;
         std::fs::write(&path, &damaged).unwrap();
