@@ -45,14 +45,13 @@ impl Backing {
         active.iter().filter(is_new).copied().collect()
     }
 
-    /// From now on, new mappings also give access to these devices.
-    pub(super) fn begin_to_admit(&self, devices: &[DeviceId]) {
+    /// From now on, new mappings also give access to these devices. Returns the devices that had no access.
+    pub(super) fn begin_to_admit(&self, devices: &[DeviceId]) -> Vec<DeviceId> {
         let mut peers = self.peers.lock();
-        for device in devices {
-            if !peers.admitted.contains(device) {
-                peers.admitted.push(*device);
-            }
-        }
+        let mut planned = devices.to_vec();
+        planned.retain(|device| !peers.admitted.contains(device));
+        peers.admitted.extend(&planned);
+        planned
     }
 
     /// Undoes [`begin_to_admit`](Self::begin_to_admit) for devices that got no access.
@@ -123,9 +122,9 @@ fn warn_refused(peer: DeviceId, error: &DriverError) {
 /// committed.
 #[derive(Debug)]
 pub(crate) struct Admission {
-    /// The devices that are to get access.
+    /// The devices that are to get access and had none.
     pub(super) planned: Vec<DeviceId>,
-    /// The planned devices that the driver has not refused so far.
+    /// The devices that the driver has not refused so far.
     pub(super) devices: Vec<DeviceId>,
     /// Devices that the driver refused.
     pub(super) refused: Vec<DeviceId>,

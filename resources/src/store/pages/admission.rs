@@ -21,8 +21,8 @@ impl Pages {
             return None;
         }
         // A growth that is planned meanwhile maps memory outside these ranges.
-        self.backing.begin_to_admit(&devices);
-        Some(Admission { planned: devices.clone(), devices, refused: Vec::new(), ranges, is_asked })
+        let planned = self.backing.begin_to_admit(&devices);
+        Some(Admission { planned, devices, refused: Vec::new(), ranges, is_asked })
     }
 
     /// Commits an admission that was run.
@@ -135,6 +135,10 @@ mod tests {
         // A user may ask for access that a device has.
         let admission = pages.plan_admission(&devices[1..], true).expect("the user asks");
         pages.commit_admission(&admission);
+        assert_eq!(pages.backing.peers(), [devices[1]]);
+        // If the driver refuses that, the device keeps the access that it had.
+        let admission = pages.plan_admission(&devices, true).expect("the user asks for both");
+        pages.abort_admission(&admission);
         assert_eq!(pages.backing.peers(), [devices[1]]);
         assert!(pages.plan_admission(&devices, false).is_none(), "one has access, the other was refused");
     }
