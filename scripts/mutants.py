@@ -13,8 +13,8 @@ tree-sitter-rust).
 
 `run` runs the test programs in DIR (target/mutants) for each change until a test fails or a program does not
 end. A program is the unit tests, or one module of an `it`, such as resources::crowds. First each program runs
-without a change, and the tests that fail then are skipped. A run that was stopped continues with the programs
-that are left. `run` needs only Python and DIR, so it can run on another machine, if DIR has the same path
+without a change, and the tests that fail then are skipped. If a test fails with a change and also without it,
+in three more runs, the program has no verdict. A run that was stopped continues with the programs that are left. `run` needs only Python and DIR, so it can run on another machine, if DIR has the same path
 there. Remove DIR/baseline.json if you copy it from another machine.
 """
 
@@ -472,6 +472,9 @@ class Runner:
             if not done.complete:
                 return
             by = done.failed[0] if done.failed else None
+            if by in tests and any(self.outcome(program, [by], 0, 600).failed for _ in range(3)):
+                print(f"{number} not judged by {name}: {by} also fails without the change", flush=True)
+                return
             result = {"mutant": number, "program": name, "seen": by, "seconds": round(done.seconds, 1)}
             with self.lock, self.results.open("a") as out:
                 out.write(json.dumps(result) + "\n")
