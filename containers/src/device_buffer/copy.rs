@@ -1,9 +1,10 @@
 //! Copies a buffer's contents to and from the host and other buffers.
 
 use std::mem::MaybeUninit;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
 use bytemuck::Pod;
-use millpond_core::{DeviceMemoryResource, DriverError, Error, Layout, Result, StreamRef};
+use millpond_core::{DeviceMemoryResource, DevicePtr, Driver, DriverError, Error, Layout, Result, StreamRef};
 
 use super::DeviceBuffer;
 use crate::event::order;
@@ -49,23 +50,68 @@ impl<R: DeviceMemoryResource> DeviceBuffer<R> {
         if copy.device() != other.device() {
             return copy.copied_from_peer(other);
         }
-        let lost_its_stream = other.lost_its_stream();
-        if lost_its_stream {
-            other.synchronize_device()?;
-        } else {
-            order(copy.driver(), other.stream, stream)?;
+        // SAFETY: both blocks are live, distinct, and hold that many bytes.
+        let copied =
+            |driver: &dyn Driver| unsafe { driver.memcpy_dtod_async(copy.ptr, other.ptr, copy.len, stream) };
+        other.use_on(stream, |_| copy.call(copied))?;
+        Ok(copy)
+    }
+
+    /// Calls `work`, which submits work on `stream` that uses the buffer's memory. This is how a function uses
+    /// a caller's buffer on a stream of its own.
+    ///
+    /// The work runs after the earlier work on the buffer's stream. Later work on the buffer's stream runs
+    /// after the work, even if `work` fails. The host does not wait, unless the buffer's stream was destroyed
+    /// or is the per-thread default stream of another thread. The argument of `work` is the address of the
+    /// memory, null if the buffer is empty. The buffer keeps its stream.
+    ///
+    /// ```
+    /// # use millpond_containers::{DeviceBuffer, Stream};
+    /// # use millpond_core::driver::StreamFlags;
+    /// # use millpond_core::{DeviceMemoryResource, Driver};
+    /// # use millpond_driver::sim::{SimConfig, SimDevice};
+    /// # use millpond_resources::CudaMemoryResource;
+    /// # let device = SimDevice::new(SimConfig::h200());
+    /// # let resource = CudaMemoryResource::new(device.clone());
+    /// # let [theirs, mine] = [(); 2].map(|()| Stream::new(device.clone(), StreamFlags::NON_BLOCKING).unwrap());
+    /// # let target = DeviceBuffer::new(12, &mine, resource.clone())?;
+    /// let input = DeviceBuffer::from_host(&[1_u32, 2, 3], &theirs, resource)?;
+    /// input.use_on(&mine, |source| {
+    ///     // Here, your library launches its kernels on the stream `mine`.
+    ///     // SAFETY: both blocks are live and hold 12 bytes.
+    ///     unsafe { device.memcpy_dtod_async(target.as_ptr(), source, 12, mine.as_ref()) }?;
+    ///     Ok(())
+    /// })?;
+    /// # Ok::<(), millpond_core::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// The error of `work`, and the driver's errors.
+    pub fn use_on<T>(
+        &self,
+        stream: impl Into<StreamRef>,
+        work: impl FnOnce(DevicePtr) -> Result<T>,
+    ) -> Result<T> {
+        let stream = stream.into();
+        if self.ptr.is_null() {
+            return work(self.ptr);
         }
-        // SAFETY: both blocks are live, distinct, and hold that many bytes. The other block's contents are
-        // ordered before the copy.
-        copy.call(|driver| unsafe { driver.memcpy_dtod_async(copy.ptr, other.ptr, copy.len, stream) })?;
-        let ordered = if lost_its_stream {
-            copy.finish(Ok(()), stream)
+        let lost_its_stream = self.lost_its_stream();
+        if lost_its_stream {
+            self.synchronize_device()?;
         } else {
-            // The copy has been submitted. If the other stream cannot wait for it, the host waits.
-            order(copy.driver(), stream, other.stream)
-                .or_else(|error| copy.finish(Ok(()), stream).and(Err(error)))
+            order(self.driver(), self.stream, stream)?;
+        }
+        let outcome = catch_unwind(AssertUnwindSafe(|| work(self.ptr)));
+        let ordered = if lost_its_stream {
+            self.finish(Ok(()), stream)
+        } else {
+            // If the buffer's stream cannot wait for the work, the host waits.
+            order(self.driver(), stream, self.stream)
+                .or_else(|error| self.finish(Ok(()), stream).and(Err(error)))
         };
-        ordered.map(|()| copy)
+        let result = outcome.unwrap_or_else(|panic| resume_unwind(panic))?;
+        ordered.map(|()| result)
     }
 
     /// Copies the contents of a buffer on another device. In the driver's interface, a stream cannot wait for

@@ -98,6 +98,19 @@ impl<T, R: DeviceMemoryResource> DeviceVec<T, R> {
         Ok(Self::of(DeviceBuffer::copy_of(&other.buffer, stream, resource)?))
     }
 
+    /// Calls `work`, which submits work on another stream that uses the vector's memory; see
+    /// [`DeviceBuffer::use_on`].
+    ///
+    /// # Errors
+    /// The errors of [`DeviceBuffer::use_on`].
+    pub fn use_on<V>(
+        &self,
+        stream: impl Into<StreamRef>,
+        work: impl FnOnce(DevicePtr) -> Result<V>,
+    ) -> Result<V> {
+        self.buffer.use_on(stream, work)
+    }
+
     /// Converts a buffer of bytes to a vector of values, without a copy.
     ///
     /// # Errors

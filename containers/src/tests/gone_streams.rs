@@ -70,6 +70,14 @@ const USES: &[Use] = &[
         },
         zeros,
     ),
+    (
+        "used on a stream of a function",
+        |bench, buffer, other| {
+            let check = |ptr| bench.device.launch(other, &[Access::check(ptr, BYTES, 0)]);
+            buffer.use_on(other, |ptr| Ok(check(ptr))).unwrap();
+        },
+        zeros,
+    ),
     ("moved to a stream", |_, buffer, other| buffer.set_stream(other).unwrap(), zeros),
     (
         "grown on a stream",

@@ -1,6 +1,7 @@
 //! Tests owned and borrowed streams, pools of streams, and allocators that name a stream.
 
 use std::collections::HashSet;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use millpond_core::{DeviceMemoryResourceExt, StreamId};
 
@@ -161,4 +162,46 @@ fn the_per_thread_streams_of_two_threads_are_two() {
     assert!(mine == mine.clone() && mine != theirs.1, "an allocator");
     assert!(allocator(StreamRef::LEGACY).on(StreamRef::PER_THREAD) == mine, "one that moved to the stream");
     assert!(theirs.1.clone().on(StreamRef::PER_THREAD) == mine, "one that moved to the thread's stream");
+}
+
+/// A function uses a caller's buffer on a stream of its own, and fails or panics after that. The caller writes
+/// and frees the buffer at once.
+#[test]
+fn a_use_on_another_stream_is_between_the_uses_on_the_buffers_own() {
+    for seed in 0..30 {
+        let bench = Bench::seeded(seed);
+        let (own, other) = (bench.stream(), bench.stream());
+        let mut buffer = DeviceBuffer::new(4096, &own, bench.pool.clone()).unwrap();
+        let address = buffer.as_ptr();
+        bench.device.launch(own.as_ref(), &[Access::write(address, 4096, 1)]);
+        let work = |ptr| {
+            assert_eq!(ptr, address);
+            bench.device.launch(other.as_ref(), &[Access::check(ptr, 4096, 1), Access::write(ptr, 4096, 2)]);
+        };
+        match seed % 3 {
+            0 => assert_eq!(buffer.use_on(&other, |ptr| Ok(work(ptr))).unwrap(), ()),
+            1 => {
+                let failing = |ptr| -> millpond_core::Result<()> {
+                    work(ptr);
+                    Err(millpond_core::Error::invalid_argument("the work is wrong"))
+                };
+                let error = buffer.use_on(&other, failing).unwrap_err();
+                assert!(error.to_string().contains("the work is wrong"), "{error}");
+            }
+            _ => {
+                let panicking = |ptr| -> millpond_core::Result<()> {
+                    work(ptr);
+                    panic!("in the work")
+                };
+                let panicked = catch_unwind(AssertUnwindSafe(|| buffer.use_on(&other, panicking)));
+                assert!(panicked.is_err());
+            }
+        }
+        assert_eq!(buffer.stream(), own.as_ref());
+        bench.device.launch(own.as_ref(), &[Access::check(address, 4096, 2)]);
+        buffer.copy_from_host(&[7_u8; 4096]).unwrap();
+        assert_eq!(buffer.to_host::<u8>().unwrap(), [7; 4096]);
+        drop(buffer);
+        bench.assert_clean();
+    }
 }
