@@ -47,7 +47,7 @@ fn no_such(device: DeviceId) -> Error {
     Error::new(
         ErrorKind::NoDevice,
         "this process has no such simulated device; a simulated device lives only until its last handle is \
-         dropped, so keep a handle",
+         dropped, so keep the object that opened it",
     )
     .on_device(device)
 }

@@ -14,7 +14,7 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
-from . import _LIBRARY, _errors
+from . import _LIBRARY, _arguments, _errors, _native
 from . import mr as _mr
 from ._native import Device, Resource
 from .typing import FrameworkDevice, StackLike, StreamLike
@@ -143,7 +143,7 @@ def ordinal_of(device: FrameworkDevice, stack: StackLike = None) -> int:
         number = getattr(device, name, None)
         if isinstance(number, int):
             return number
-    return int(device)  # type: ignore[arg-type]  # int() raises the error
+    return _arguments.whole(device, "device", "a device or its number, or None", most=(1 << 31) - 1)
 
 
 def device_of(ordinal: int) -> Device:
@@ -165,12 +165,19 @@ def framework(name: str, install: str) -> Any:
         raise ImportError(f"{module} cannot be imported ({error}); run: pip install {install}") from error
 
 
+def check_stack(stack: StackLike) -> None:
+    """Refuse an argument `stack` that is neither a text nor a resource nor None."""
+    if not (stack is None or isinstance(stack, Resource)):
+        _arguments.text(stack, "stack", f"{_arguments.STACK}, or a resource, or None")
+
+
 def prepare(stack: StackLike, ordinal: int, fallback: str = "cuda+pool") -> _mr.DeviceMemoryResource:
     """Set up and return the stack that a framework uses on a device.
 
     `stack` is a text, a resource, or None. None keeps the device's default resource. But if this default is
     plain CUDA memory and MILLPOND_STACK is not set, `fallback` replaces it.
     """
+    check_stack(stack)
     device = device_of(ordinal)
     if stack is None:
         known = _mr.get_per_device_resource(device)
@@ -186,20 +193,7 @@ def prepare(stack: StackLike, ordinal: int, fallback: str = "cuda+pool") -> _mr.
 
 def stream_pointer(stream: StreamLike | None) -> int:
     """Return the handle of any library's stream as a number. None means the default stream."""
-    if stream is None:
-        return 0
-    if isinstance(stream, int):
-        return stream
-    protocol: Any = getattr(stream, "__cuda_stream__", None)
-    if protocol is not None:
-        answer: Any = protocol() if callable(protocol) else protocol
-        return int(answer[1])
-    for name in ("ptr", "cuda_stream", "handle"):
-        if hasattr(stream, name):
-            handle = getattr(stream, name)
-            handle = getattr(handle, "value", handle)
-            return int(handle) if handle is not None else 0
-    raise TypeError(f"a {type(stream).__name__} is not a stream: it has no method `__cuda_stream__`")
+    return 0 if stream is None else _native.as_stream(stream).ptr
 
 
 class StreamScope(threading.local):

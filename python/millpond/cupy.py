@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from . import _errors, _library, _locks
+from . import _arguments, _errors, _library, _locks
 from . import mr as _mr
 from ._native import CupyFunctions
 from .typing import StackLike, StreamLike
@@ -221,12 +221,9 @@ class _Pool:
             raise ValueError("set_limit needs either `size` or `fraction`, not both")
         device = _current()
         if size is None:
-            assert fraction is not None
-            if not 0 <= fraction <= 1:
-                raise ValueError(f"`fraction` must be from 0 to 1, not {fraction!r}")
-            size = int(_library.device_of(device).memory_info()[1] * fraction)
-        if size < 0:
-            raise ValueError(f"`size` must be 0 bytes (no limit) or more, not {size}")
+            share = _arguments.real(fraction, "fraction", "a number from 0 to 1", 1)
+            size = int(_library.device_of(device).memory_info()[1] * share)
+        size = _arguments.whole_bytes(size, "size", "a whole number of bytes; 0 means no limit")
         with _lock:
             if size:
                 _state["limits"][device] = size
@@ -288,12 +285,14 @@ def use(stack: StackLike = None) -> None:
 
     Raises:
         ImportError: CuPy is not installed.
+        TypeError: `stack` is neither a text nor a resource.
 
     Example:
         >>> import cupy, millpond.cupy  # doctest: +SKIP
         >>> millpond.cupy.use("cuda+pool")  # doctest: +SKIP
         >>> array = cupy.zeros(1000)  # doctest: +SKIP
     """
+    _library.check_stack(stack)
     cupy = _cupy()
     with _lock:
         _state["stack"] = stack
@@ -333,7 +332,7 @@ def record_stream(array: Any, stream: StreamLike) -> None:
 
     Raises:
         InvalidArgumentError: The array's memory is not from millpond.
-        TypeError: `stream` is not a stream.
+        TypeError: `array` is not an array of CuPy, or `stream` is not a stream.
 
     Example:
         >>> import cupy, millpond.cupy  # doctest: +SKIP
@@ -342,4 +341,9 @@ def record_stream(array: Any, stream: StreamLike) -> None:
         ...     total = array.sum()
         >>> millpond.cupy.record_stream(array, other)  # doctest: +SKIP
     """
-    _library.check(_library.record_stream(array.data.mem.ptr, _library.stream_pointer(stream)))
+    handle = _library.stream_pointer(stream)
+    try:
+        ptr = array.data.mem.ptr
+    except AttributeError:
+        raise _arguments.wrong(TypeError, "array", "a cupy.ndarray", array) from None
+    _library.check(_library.record_stream(ptr, handle))

@@ -13,7 +13,7 @@ import importlib
 from collections.abc import Iterable
 from typing import Any
 
-from . import _library, _locks
+from . import _arguments, _library, _locks
 from . import mr as _mr
 from ._errors import UnsupportedError
 
@@ -51,6 +51,17 @@ def memory_metric(worker: Any = None) -> dict[str, Any]:
     return {"stack": resource.text, "free": free, "total": total} | {n: counted.get(n, 0) for n in names}
 
 
+def _supported(frameworks: Iterable[str]) -> tuple[str, ...]:
+    """Return the names in `frameworks`. Refuse other libraries."""
+    allowed = f"a list of names out of {', '.join(_FRAMEWORKS)}"
+    if not isinstance(frameworks, Iterable) or isinstance(frameworks, (str, bytes)):
+        raise _arguments.wrong(TypeError, "frameworks", allowed, frameworks)
+    names = tuple(frameworks)
+    if any(name not in _FRAMEWORKS for name in names):
+        raise _arguments.wrong(ValueError, "frameworks", allowed, frameworks)
+    return names
+
+
 def configure(worker: Any, stack: str | None = None, frameworks: Iterable[str] = ()) -> None:
     """Configure this worker's process. A second call changes nothing.
 
@@ -63,6 +74,7 @@ def configure(worker: Any, stack: str | None = None, frameworks: Iterable[str] =
 
     Raises:
         ValueError: `frameworks` names a library that millpond does not support.
+        TypeError: An argument has the wrong type, such as a text for `frameworks`.
         ImportError: A library is not installed.
         StackError: `stack` is malformed.
 
@@ -74,9 +86,9 @@ def configure(worker: Any, stack: str | None = None, frameworks: Iterable[str] =
         >>> "millpond" in Worker.metrics
         True
     """
-    unknown = set(frameworks) - set(_FRAMEWORKS)
-    if unknown:
-        raise ValueError(f"millpond does not support {sorted(unknown)}; it supports {', '.join(_FRAMEWORKS)}")
+    frameworks = _supported(frameworks)
+    _library.check_stack(stack)
+    _arguments.has(worker, "worker", "metrics", "a distributed.Worker")
     if "millpond" in worker.metrics:
         return
     with _lock:
@@ -99,6 +111,10 @@ class MillpondPlugin(_distributed.WorkerPlugin):  # type: ignore[misc]
         stack: The text of the stack, as for `configure`.
         frameworks: The names of the libraries that take memory from the stack, as for `configure`.
 
+    Raises:
+        ValueError: `frameworks` names a library that millpond does not support.
+        TypeError: `frameworks` is not a list of names.
+
     Example:
         >>> import millpond.dask
         >>> plugin = millpond.dask.MillpondPlugin("cuda+pool", ["cupy"])
@@ -109,7 +125,8 @@ class MillpondPlugin(_distributed.WorkerPlugin):  # type: ignore[misc]
     idempotent = True
 
     def __init__(self, stack: str | None = None, frameworks: Iterable[str] = ()) -> None:
-        self.stack, self.frameworks = stack, tuple(frameworks)
+        _library.check_stack(stack)
+        self.stack, self.frameworks = stack, _supported(frameworks)
 
     def setup(self, worker: Any) -> None:
         """Configure a worker. Dask calls this when the worker starts.
@@ -140,6 +157,7 @@ class MillpondPlugin(_distributed.WorkerPlugin):  # type: ignore[misc]
             ...     metrics = {}
             >>> millpond.dask.MillpondPlugin().teardown(Worker())
         """
+        _arguments.has(worker, "worker", "metrics", "a distributed.Worker")
         worker.metrics.pop("millpond", None)
 
 
@@ -163,6 +181,7 @@ def setup(client: Any, stack: str | None = None, frameworks: Iterable[str] = ())
         >>> client = Client(processes=False)  # doctest: +SKIP
         >>> millpond.dask.setup(client, "cuda+pool", frameworks=["cupy"])  # doctest: +SKIP
     """
+    _arguments.has(client, "client", "register_plugin", "a distributed.Client")
     return client.register_plugin(MillpondPlugin(stack, frameworks))
 
 

@@ -7,7 +7,7 @@ If RMM_DEBUG_LOG_FILE names a file when a program imports millpond, libmillpond 
 import ctypes
 import enum
 
-from . import _library
+from . import _arguments, _library
 from . import mr as _mr
 
 
@@ -44,9 +44,7 @@ _flush_level = level_enum.trace
 
 
 def _checked(level: level_enum) -> level_enum:
-    if not isinstance(level, level_enum):
-        raise TypeError(f"{level!r} is not a level_enum; write for example millpond.level_enum.info")
-    return level
+    return _arguments.instance(level, "level", level_enum, "a level_enum, such as millpond.level_enum.info")
 
 
 def set_logging_level(level: level_enum) -> None:

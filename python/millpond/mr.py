@@ -14,7 +14,7 @@ import re
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
-from . import _locks
+from . import _arguments, _locks
 from ._errors import InvalidArgumentError, UnsupportedError
 from ._native import (
     Device,
@@ -48,36 +48,42 @@ def parse_bytes(size: Size) -> int:
         The number of bytes.
 
     Raises:
-        ValueError: The size is negative, a fraction, a share such as "50%", or malformed.
+        ValueError: The size is negative, too large, a fraction, a share such as "50%", or malformed.
+        TypeError: `size` is neither a number nor a text.
 
     Example:
         >>> import millpond
         >>> millpond.mr.parse_bytes("1.5 MB")
         1500000
     """
-    if not isinstance(size, str):
-        size_bytes = int(size)
-        if 0 < size < 1:
-            raise ValueError(f'{size!r} bytes is less than a byte; did you mean "{100 * size:g}%"?')
-        if size_bytes < 0:
-            raise ValueError(f"a size cannot be negative: {size!r}")
-        if size_bytes != size:
-            raise ValueError(f"a size is a whole number of bytes, not {size!r}")
-        return size_bytes
-    size_bytes, percent = parse_size(size)
+    size_bytes, percent = _parsed(size, "size")
     if percent:
-        raise ValueError(f"{size!r} is a share of the memory; write a size in bytes instead, such as 4GiB")
+        raise _arguments.wrong(ValueError, "size", f"{_arguments.SIZE}; a share of the memory is none", size)
     return size_bytes
 
 
-def _size(size: Size | None) -> str | None:
-    """Return a size in the form that a stack's text needs, such as "4096B" or "50%". None stays None."""
-    if size is None:
-        return None
+def _parsed(size: Size, name: str) -> tuple[int, float]:
+    """Return a number of bytes, and a percentage of the free memory; one of them is 0."""
     if not isinstance(size, str):
-        return f"{parse_bytes(size)}B"
-    size_bytes, percent = parse_size(size)
+        if isinstance(size, float) and 0 < size < 1:
+            hint = f'{_arguments.SIZE} (did you mean "{100 * size:g}%"?)'
+            raise _arguments.wrong(ValueError, name, hint, size)
+        return _arguments.whole_bytes(size, name), 0.0
+    try:
+        return parse_size(_arguments.text(size, name, _arguments.SIZE))
+    except InvalidArgumentError as error:
+        raise InvalidArgumentError(f"`{name}` must be a size: {error}") from None
+
+
+def _given_size(size: Size, name: str) -> str:
+    """Return a size in the form that a stack's text needs, such as "4096B" or "50%"."""
+    size_bytes, percent = _parsed(size, name)
     return f"{percent:.17g}%" if percent else f"{size_bytes}B"
+
+
+def _size(size: Size | None, name: str) -> str | None:
+    """Return a size as `_given_size` does. None stays None."""
+    return None if size is None else _given_size(size, name)
 
 
 def _options(**options: object) -> str:
@@ -86,17 +92,9 @@ def _options(**options: object) -> str:
     return ":" + ",".join(given) if given else ""
 
 
-def _checked(resource: object, name: str = "") -> None:
-    """Refuse an object that is not a resource. `name` is the name of an argument that must not be None."""
-    if name and resource is None:
-        raise TypeError(f"Argument `{name}` must not be None")
-    if not isinstance(resource, Resource):
-        raise TypeError(f"{resource!r} is not a millpond resource; millpond.stack(text) makes one")
-
-
-def _callable(function: Any, name: str) -> None:
-    if not callable(function):
-        raise TypeError(f"`{name}` must be a function, not {function!r}")
+def _checked(resource: object, name: str) -> None:
+    """Refuse an argument that is not a resource."""
+    _arguments.instance(resource, name, Resource, _arguments.RESOURCE)
 
 
 class DeviceMemoryResource(Resource):
@@ -196,7 +194,7 @@ class _Stack(UpstreamResourceAdaptor):
     """A stack whose outermost layer has no class in this module."""
 
     def __init__(self, text: str, device: DeviceLike | None = None) -> None:
-        self._build(text, _device(device))
+        self._build(_arguments.text(text, "text", _arguments.STACK), _device(device))
 
 
 def stack(text: str, device: DeviceLike | None = None) -> DeviceMemoryResource:
@@ -212,6 +210,7 @@ def stack(text: str, device: DeviceLike | None = None) -> DeviceMemoryResource:
 
     Raises:
         StackError: The text is malformed, or names a layer or an option that does not exist.
+        TypeError: `text` is not a text, or `device` is neither a device nor its number.
         UnsupportedError: The device does not support this stack.
         OutOfMemoryError: The device has too little memory for a layer's initial size.
 
@@ -334,7 +333,8 @@ class SamHeadroomMemoryResource(DeviceMemoryResource):
     """
 
     def __init__(self, headroom: Size, *, device: DeviceLike | None = None) -> None:
-        self._build("sam_headroom" + _options(headroom=_size(headroom)), _device(device))
+        options = _options(headroom=_given_size(headroom, "headroom"))
+        self._build("sam_headroom" + options, _device(device))
 
 
 class CudaAsyncMemoryResource(DeviceMemoryResource):
@@ -370,10 +370,11 @@ class CudaAsyncMemoryResource(DeviceMemoryResource):
         *,
         device: DeviceLike | None = None,
     ) -> None:
-        handles = [name for name, wanted in (("fd", enable_ipc), ("fabric", enable_fabric)) if wanted]
+        handles = ["fd"] if _arguments.flag(enable_ipc, "enable_ipc") else []
+        handles += ["fabric"] if _arguments.flag(enable_fabric, "enable_fabric") else []
         options = _options(
-            initial=_size(initial_pool_size),
-            release_threshold=_size(release_threshold),
+            initial=_size(initial_pool_size, "initial_pool_size"),
+            release_threshold=_size(release_threshold, "release_threshold"),
             handles="/".join(handles) or None,
         )
         self._build("cuda_async" + options, _device(device))
@@ -436,7 +437,8 @@ class CudaAsyncViewMemoryResource(DeviceMemoryResource):
         if pool_handle is None:
             self._build("cuda_async_view", _device(device))
         else:
-            self._view(int(pool_handle), _device(device))
+            allowed = "the handle of a pool as a number, or None"
+            self._view(_arguments.whole(pool_handle, "pool_handle", allowed), _device(device))
 
     pool_handle = CudaAsyncMemoryResource.pool_handle
 
@@ -471,8 +473,8 @@ class CallbackMemoryResource(DeviceMemoryResource):
         *,
         device: DeviceLike | None = None,
     ) -> None:
-        _callable(allocate_func, "allocate_func")
-        _callable(deallocate_func, "deallocate_func")
+        _arguments.function(allocate_func, "allocate_func")
+        _arguments.function(deallocate_func, "deallocate_func")
         self._callback(allocate_func, deallocate_func, _device(device))
 
 
@@ -514,8 +516,9 @@ class PoolMemoryResource(UpstreamResourceAdaptor):
         initial_pool_size: Size | None = None,
         maximum_pool_size: Size | None = None,
     ) -> None:
-        initial = "50%" if initial_pool_size is None else _size(initial_pool_size)
-        self._on(upstream_mr, "pool" + _options(initial=initial, max=_size(maximum_pool_size)))
+        initial = _size("50%" if initial_pool_size is None else initial_pool_size, "initial_pool_size")
+        maximum = _size(maximum_pool_size, "maximum_pool_size")
+        self._on(upstream_mr, "pool" + _options(initial=initial, max=maximum))
 
 
 class ArenaMemoryResource(UpstreamResourceAdaptor):
@@ -548,9 +551,13 @@ class ArenaMemoryResource(UpstreamResourceAdaptor):
         arena_size: Size | None = None,
         dump_log_on_failure: bool | FilePath = False,
     ) -> None:
-        name = "millpond_arena.log" if dump_log_on_failure is True else dump_log_on_failure
-        file = {"dump_log_on_failure": name} if name else {}
-        self._on(upstream_mr, "arena" + _options(size=_size(arena_size)), **file)
+        name = "dump_log_on_failure"
+        file: dict[str, FilePath] = {}
+        if isinstance(dump_log_on_failure, (str, bytes, os.PathLike)):
+            file[name] = _arguments.path(dump_log_on_failure, name)
+        elif _arguments.flag(dump_log_on_failure, name, "True, False or the path of a file"):
+            file[name] = b"millpond_arena.log"
+        self._on(upstream_mr, "arena" + _options(size=_size(arena_size, "arena_size")), **file)
 
 
 class FixedSizeMemoryResource(UpstreamResourceAdaptor):
@@ -576,10 +583,9 @@ class FixedSizeMemoryResource(UpstreamResourceAdaptor):
     def __init__(
         self, upstream_mr: DeviceMemoryResource, block_size: Size = 1 << 20, blocks_to_preallocate: int = 128
     ) -> None:
-        self._on(
-            upstream_mr,
-            "fixed_size" + _options(block_size=_size(block_size), preallocate=int(blocks_to_preallocate)),
-        )
+        blocks = _arguments.whole(blocks_to_preallocate, "blocks_to_preallocate", "a number of blocks")
+        options = _options(block_size=_size(block_size, "block_size"), preallocate=blocks)
+        self._on(upstream_mr, "fixed_size" + options)
 
 
 class BinningMemoryResource(UpstreamResourceAdaptor):
@@ -614,18 +620,19 @@ class BinningMemoryResource(UpstreamResourceAdaptor):
     ) -> None:
         _checked(upstream_mr, "upstream_mr")
         self._upstream = upstream_mr
-        exponents = min_size_exponent, max_size_exponent
+        allowed = "the exponent of a size, from 0 to 63; or -1 for no bins"
+        exponents = (
+            _arguments.whole(min_size_exponent, "min_size_exponent", allowed, -1, 63),
+            _arguments.whole(max_size_exponent, "max_size_exponent", allowed, -1, 63),
+        )
         if (exponents[0] < 0) != (exponents[1] < 0):
             raise ValueError("give both `min_size_exponent` and `max_size_exponent`, or neither")
         if exponents[0] > exponents[1] >= 0:
             raise ValueError("`min_size_exponent` exceeds `max_size_exponent`: {} > {}".format(*exponents))
-        if max(exponents) > 63:
-            raise ValueError(f"a bin of 2**{max(exponents)} bytes is too large; the largest exponent is 63")
         self._automatic = (
             [] if exponents[0] < 0 else [1 << at for at in range(exponents[0], exponents[1] + 1)]
         )
-        self._explicit = []
-        self._rebuild()
+        self._rebuild([])
 
     def _ask(self) -> None:
         """Read the bins of a stack that was built from text."""
@@ -635,10 +642,11 @@ class BinningMemoryResource(UpstreamResourceAdaptor):
             given = [(size, resource) for size, resource in bins if resource is not None]
             self._explicit = [(size, _as_class(resource)) for size, resource in given]
 
-    def _rebuild(self) -> None:
-        explicit = {size for size, _ in self._explicit}
-        bins: list[Any] = [(size, None) for size in self._automatic if size not in explicit]
-        self._binning(self.upstream_mr, bins + self._explicit)
+    def _rebuild(self, explicit: list[Any]) -> None:
+        sizes = {size for size, _ in explicit}
+        bins: list[Any] = [(size, None) for size in self._automatic if size not in sizes]
+        self._binning(self.upstream_mr, bins + explicit)
+        self._explicit = explicit
 
     def add_bin(self, allocation_size: int, bin_resource: DeviceMemoryResource | None = None) -> None:
         """Add a bin. It serves requests up to its size, unless a smaller bin is large enough.
@@ -650,6 +658,7 @@ class BinningMemoryResource(UpstreamResourceAdaptor):
 
         Raises:
             ValueError: `allocation_size` is 0, too large, or the size of a bin that was added before.
+            TypeError: `allocation_size` is not a number, or `bin_resource` is not a resource.
 
         Example:
             >>> import millpond
@@ -658,9 +667,11 @@ class BinningMemoryResource(UpstreamResourceAdaptor):
             >>> bins.add_bin(1 << 20)
             >>> bins.add_bin(64 << 20, millpond.mr.PoolMemoryResource(base, "64MiB"))
         """
+        size = _arguments.whole_bytes(allocation_size, "allocation_size", "a number of bytes")
+        if bin_resource is not None:
+            _checked(bin_resource, "bin_resource")
         self._ask()
-        self._explicit.append((int(allocation_size), bin_resource))
-        self._rebuild()
+        self._rebuild([*self._explicit, (size, bin_resource)])
 
     @property
     def bin_mrs(self) -> list[DeviceMemoryResource]:
@@ -699,7 +710,8 @@ class LimitingResourceAdaptor(UpstreamResourceAdaptor):
     """
 
     def __init__(self, upstream_mr: DeviceMemoryResource, allocation_limit: Size) -> None:
-        self._on(upstream_mr, "limiting" + _options(limit=_size(allocation_limit)))
+        limit = _given_size(allocation_limit, "allocation_limit")
+        self._on(upstream_mr, "limiting" + _options(limit=limit))
 
     def get_allocated_bytes(self) -> int:
         """Return the bytes in use.
@@ -766,7 +778,8 @@ class LoggingResourceAdaptor(UpstreamResourceAdaptor):
 
     def __init__(self, upstream_mr: DeviceMemoryResource, log_file_name: FilePath | None = None) -> None:
         _checked(upstream_mr, "upstream_mr")
-        name = log_file_name or os.environ.get("MILLPOND_LOG_FILE") or os.environ.get("RMM_LOG_FILE")
+        path = b"" if log_file_name is None else _arguments.path(log_file_name, "log_file_name")
+        name = path or os.environ.get("MILLPOND_LOG_FILE") or os.environ.get("RMM_LOG_FILE")
         if not name:
             raise ValueError("no file is named for the log; pass `log_file_name`, or set RMM_LOG_FILE")
         self._on(upstream_mr, "logging", file=_device_file(name, upstream_mr.device))
@@ -902,7 +915,8 @@ class TrackingResourceAdaptor(UpstreamResourceAdaptor):
     """
 
     def __init__(self, upstream_mr: DeviceMemoryResource, capture_stacks: bool = False) -> None:
-        self._on(upstream_mr, "tracking" + _options(stacks="on" if capture_stacks else "off"))
+        stacks = "on" if _arguments.flag(capture_stacks, "capture_stacks") else "off"
+        self._on(upstream_mr, "tracking" + _options(stacks=stacks))
 
     def get_allocated_bytes(self) -> int:
         """Return the bytes of the live allocations.
@@ -970,7 +984,7 @@ class FailureCallbackResourceAdaptor(UpstreamResourceAdaptor):
     def __init__(self, upstream_mr: DeviceMemoryResource, callback: Callable[[int], bool]) -> None:
         _checked(upstream_mr, "upstream_mr")
         self._upstream = upstream_mr
-        _callable(callback, "callback")
+        _arguments.function(callback, "callback")
         self._failure_callback(upstream_mr, callback)
 
 
@@ -1032,11 +1046,11 @@ class AlignedResourceAdaptor(UpstreamResourceAdaptor):
     def __init__(
         self, upstream_mr: DeviceMemoryResource, alignment: Size = 256, alignment_threshold: Size = 0
     ) -> None:
-        self._on(
-            upstream_mr,
-            "aligned"
-            + _options(alignment=_size(alignment), threshold=_size(alignment_threshold)),
+        options = _options(
+            alignment=_size(alignment, "alignment"),
+            threshold=_size(alignment_threshold, "alignment_threshold"),
         )
+        self._on(upstream_mr, "aligned" + options)
 
 
 class RetryResourceAdaptor(UpstreamResourceAdaptor):
@@ -1048,7 +1062,7 @@ class RetryResourceAdaptor(UpstreamResourceAdaptor):
 
     Raises:
         TypeError: `upstream_mr` is not a resource.
-        ValueError: `timeout` is negative.
+        ValueError: `timeout` is negative or too large.
 
     Example:
         >>> import millpond
@@ -1057,7 +1071,8 @@ class RetryResourceAdaptor(UpstreamResourceAdaptor):
     """
 
     def __init__(self, upstream_mr: DeviceMemoryResource, timeout: float = 0.1) -> None:
-        self._on(upstream_mr, f"retry:timeout={round(timeout * 1e6)}us")
+        seconds = _arguments.real(timeout, "timeout", "a number of seconds from 0 to 1e9", 1e9)
+        self._on(upstream_mr, f"retry:timeout={round(seconds * 1e6)}us")
 
 
 class FallbackResourceAdaptor(UpstreamResourceAdaptor):
@@ -1080,7 +1095,7 @@ class FallbackResourceAdaptor(UpstreamResourceAdaptor):
     """
 
     def __init__(self, upstream_mr: DeviceMemoryResource, to: str = "managed") -> None:
-        self._on(upstream_mr, f"fallback:to=({to})")
+        self._on(upstream_mr, f"fallback:to=({_arguments.text(to, 'to', _arguments.STACK)})")
 
 
 _BY_LAYER: dict[str, type[DeviceMemoryResource]] = {
@@ -1120,12 +1135,15 @@ _objects: dict[Device, DeviceMemoryResource] = {}
 _hooks: list[tuple[Callable[..., object], tuple[Any, ...], dict[str, Any]]] = []
 
 
-def _device(device: DeviceLike | None) -> Device:
+def _device(device: DeviceLike | None, name: str = "device") -> Device:
     if device is None:
         return Device()
+    if isinstance(device, Device):
+        return device
+    allowed = "a device or its number"
     if isinstance(device, str):
-        raise TypeError(f"{device!r} is text; pass the device's number, or millpond.Device({device!r})")
-    return device if isinstance(device, Device) else Device.find(device)
+        allowed += f", for example millpond.Device({device!r})"
+    return Device.find(_arguments.whole(device, name, allowed, most=(1 << 32) - 1))
 
 
 def _known(resource: Resource) -> DeviceMemoryResource:
@@ -1184,7 +1202,7 @@ def set_per_device_resource(device: DeviceLike | None, mr: DeviceMemoryResource)
         >>> millpond.mr.get_per_device_resource(0).text
         'cuda+statistics'
     """
-    _checked(mr)
+    _checked(mr, "mr")
     device = _device(device)
     if mr.device != device:
         raise InvalidArgumentError(f"{mr!r} is on {mr.device}, not on {device}; build it on {device}")
@@ -1331,6 +1349,9 @@ def register_reinitialize_hook(
     Returns:
         `func`, so that `register_reinitialize_hook` works as a decorator.
 
+    Raises:
+        TypeError: `func` is not a function.
+
     Example:
         >>> import millpond
         >>> @millpond.register_reinitialize_hook
@@ -1340,6 +1361,7 @@ def register_reinitialize_hook(
         the resource changes
         >>> millpond.unregister_reinitialize_hook(forget)
     """
+    _arguments.function(func, "func")
     _hooks.append((func, args, kwargs))
     return func
 
@@ -1387,7 +1409,7 @@ def reinitialize(
 
     Raises:
         NoDeviceError: There is no such device. Then no default changes.
-        TypeError: `pool_allocator` is text.
+        TypeError: An argument has the wrong type, such as a text for `pool_allocator`.
         ValueError: A size is malformed, no file is named for the log, or `stack` is given together with an
             argument that it stands for.
         OutOfMemoryError: A device has too little memory for `initial_pool_size`.
@@ -1400,15 +1422,21 @@ def reinitialize(
     """
     if isinstance(pool_allocator, str):
         raise TypeError(f"`pool_allocator` is True or False; pass the text as stack={pool_allocator!r}")
+    pool_allocator = _arguments.flag(pool_allocator, "pool_allocator")
+    managed_memory = _arguments.flag(managed_memory, "managed_memory")
+    logging = _arguments.flag(logging, "logging")
     sizes = initial_pool_size, maximum_pool_size
-    if stack is not None and (pool_allocator or managed_memory or sizes != (None, None)):
+    if stack is not None and (pool_allocator or managed_memory or any(size is not None for size in sizes)):
         raise ValueError(
             "`stack` stands for `pool_allocator`, `managed_memory` and the pool's sizes; "
             'write them in the text, such as "cuda+pool:initial=1GiB,max=4GiB"'
         )
-    devices = 0 if devices is None else devices
-    numbers = [devices] if isinstance(devices, (int, str, Device)) else list(devices)
-    found = [_device(number) for number in numbers]
+    if stack is not None:
+        _arguments.text(stack, "stack", _arguments.STACK)
+    several: Any = [0 if devices is None else devices]
+    if isinstance(devices, Iterable) and not isinstance(devices, (str, bytes)):
+        several = devices
+    found = [_device(device, "devices") for device in several]
     for func, args, kwargs in reversed(_hooks):
         func(*args, **kwargs)
     made: list[DeviceMemoryResource] = []

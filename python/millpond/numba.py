@@ -25,7 +25,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from . import _errors, _library, _locks
+from . import _arguments, _errors, _library, _locks
 from ._native import Resource
 from .typing import StackLike, StreamLike
 
@@ -124,7 +124,7 @@ def record_stream(array: Any, stream: StreamLike) -> None:
 
     Raises:
         ValueError: The array's memory is not from millpond.
-        TypeError: `stream` is not a stream.
+        TypeError: `array` is not a device array of Numba, or `stream` is not a stream.
 
     Example:
         >>> import millpond.numba
@@ -133,14 +133,15 @@ def record_stream(array: Any, stream: StreamLike) -> None:
         >>> kernel[1, 128, other](array)  # doctest: +SKIP
         >>> millpond.numba.record_stream(array, other)  # doctest: +SKIP
     """
+    handle = _library.stream_pointer(stream)
+    _arguments.has(array, "array", "gpu_data", "a device array of Numba")
     memory, pointer = _memory_of(array.gpu_data)
     if memory is None:
-        raise ValueError("the array's memory is not from millpond: call millpond.numba.use() first")
+        raise ValueError("the memory of `array` is not from millpond: call millpond.numba.use() first")
     manager = pointer._millpond_manager
-    _library.check(_library.manager_record_stream(manager._handle(), memory, _library.stream_pointer(stream)))
+    _library.check(_library.manager_record_stream(manager._handle(), memory, handle))
 
 
-@functools.cache
 def manager_class(driver: Any) -> type[Any]:
     """Return the memory manager's class for a driver module of Numba.
 
@@ -150,13 +151,21 @@ def manager_class(driver: Any) -> type[Any]:
     Returns:
         The class, for `numba.cuda.set_memory_manager`.
 
+    Raises:
+        TypeError: `driver` is not such a module.
+
     Example:
         >>> import millpond.numba
         >>> from numba.cuda.cudadrv import driver  # doctest: +SKIP
         >>> millpond.numba.manager_class(driver).__name__  # doctest: +SKIP
         'MillpondMemoryManager'
     """
+    _arguments.has(driver, "driver", "HostOnlyCUDAMemoryManager", "the module `numba.cuda.cudadrv.driver`")
+    return _class_of(driver)
 
+
+@functools.cache
+def _class_of(driver: Any) -> type[Any]:
     class MillpondOutOfMemoryError(driver.CudaAPIError, _errors.OutOfMemoryError):  # type: ignore[misc]
         """Numba's own out-of-memory error, with millpond's report."""
 
@@ -286,6 +295,7 @@ def use(stack: StackLike = None, driver: Any = None) -> None:
     Raises:
         ImportError: numba-cuda is not installed.
         RuntimeError: Numba has already chosen its memory manager.
+        TypeError: `stack` is neither a text nor a resource, or `driver` is not a module of Numba.
 
     Example:
         >>> import millpond.numba
@@ -293,6 +303,7 @@ def use(stack: StackLike = None, driver: Any = None) -> None:
         >>> from numba import cuda  # doctest: +SKIP
         >>> array = cuda.device_array(1000)  # doctest: +SKIP
     """
+    _library.check_stack(stack)
     _state["stack"] = stack
     if driver is None:
         loaded = [sys.modules[name] for name in _DRIVERS if name in sys.modules]
@@ -300,7 +311,8 @@ def use(stack: StackLike = None, driver: Any = None) -> None:
     else:
         drivers = [driver]
     for module in drivers:
-        module.set_memory_manager(manager_class(module))
+        manager = manager_class(module)
+        module.set_memory_manager(manager)
 
 
 def _driver_asking(frame: types.FrameType) -> Any:

@@ -78,6 +78,6 @@ def memory_report(resource: Resource | None = None) -> MemoryReport:
     """
     if resource is None:
         resource = _mr.get_current_device_resource()
-    _mr._checked(resource)
+    _mr._checked(resource, "resource")
     text, data = resource._report()
     return MemoryReport(text, json.loads(data))

@@ -4,7 +4,7 @@ import os
 import pickle
 from typing import Any, Literal
 
-from . import _native
+from . import _arguments, _native
 from . import mr as _mr
 from ._native import Resource
 
@@ -30,6 +30,7 @@ def memory_snapshot(
     Raises:
         UnsupportedError: No layer of the stack knows the stack's blocks, for example in the stack "cuda".
             Use a pool.
+        TypeError: `path` is not a path, or `resource` is not a resource.
         OSError: The file cannot be written.
 
     Example:
@@ -40,10 +41,14 @@ def memory_snapshot(
         >>> sum(segment["requested_size"] for segment in snapshot["segments"])
         1000
     """
-    return _written(_native.pickled_snapshot(resource or _mr.get_current_device_resource()), path)
+    file = None if path is None else _arguments.path(path, "path")
+    if resource is None:
+        resource = _mr.get_current_device_resource()
+    _mr._checked(resource, "resource")
+    return _written(_native.pickled_snapshot(resource), file)
 
 
-def _written(pickled: bytes, path: str | os.PathLike[str] | None) -> dict[str, Any]:
+def _written(pickled: bytes, path: bytes | None) -> dict[str, Any]:
     if path is not None:
         with open(path, "wb") as file:
             file.write(pickled)
@@ -68,7 +73,8 @@ def record_memory_history(
         clear_history: Whether to forget earlier events.
 
     Raises:
-        ValueError: `stacks` is none of these texts, or `max_entries` is negative.
+        ValueError: `stacks` is none of these texts, or `max_entries` is negative or too large.
+        TypeError: `max_entries` is not a number.
 
     Example:
         >>> import millpond
@@ -80,11 +86,10 @@ def record_memory_history(
         ('alloc', 1000)
         >>> millpond.stop_memory_history()
     """
-    if stacks not in _STACKS:
-        raise ValueError(f"`stacks` must be one of {', '.join(_STACKS)}, not {stacks!r}")
-    if max_entries < 0:
-        raise ValueError(f"`max_entries` must be 0 events or more, not {max_entries}")
-    _native.record_history(max_entries, _STACKS.index(stacks), 0, clear_history)
+    _arguments.choice(stacks, "stacks", _STACKS)
+    entries = _arguments.whole(max_entries, "max_entries", "a number of events, 0 or more")
+    is_new = _arguments.flag(clear_history, "clear_history")
+    _native.record_history(entries, _STACKS.index(stacks), 0, is_new)
 
 
 def stop_memory_history() -> None:

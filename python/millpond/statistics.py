@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import ParamSpec, Self, TypeVar
 
-from . import _locks
+from . import _arguments, _locks
 from . import mr as _mr
 
 _P = ParamSpec("_P")
@@ -212,6 +212,10 @@ class ProfilerRecords:
                 memory_total: The bytes that the call allocated.
                 memory_peak: The most bytes that the call had in use at once.
 
+            Raises:
+                TypeError: An argument is not a number.
+                ValueError: An argument is negative.
+
             Example:
                 >>> import millpond
                 >>> record = millpond.statistics.ProfilerRecords.MemoryRecord()
@@ -219,9 +223,11 @@ class ProfilerRecords:
                 >>> record
                 ProfilerRecords.MemoryRecord(num_calls=1, memory_total=3000, memory_peak=2000)
             """
+            total = _arguments.whole(memory_total, "memory_total", "a number of bytes")
+            peak = _arguments.whole(memory_peak, "memory_peak", "a number of bytes")
             self.num_calls += 1
-            self.memory_total += memory_total
-            self.memory_peak = max(self.memory_peak, memory_peak)
+            self.memory_total += total
+            self.memory_peak = max(self.memory_peak, peak)
 
     def __init__(self) -> None:
         self._lock = _locks.lock()
@@ -234,6 +240,9 @@ class ProfilerRecords:
             name: The name that the calls share.
             data: The counters of the call, with sizes in bytes.
 
+        Raises:
+            TypeError: `name` is not a text, or `data` is not a `Statistics`.
+
         Example:
             >>> from millpond.statistics import ProfilerRecords, Statistics
             >>> records = ProfilerRecords()
@@ -241,6 +250,8 @@ class ProfilerRecords:
             >>> records.records["load"].memory_total
             3000
         """
+        _arguments.instance(name, "name", str, "a text")
+        _arguments.instance(data, "data", Statistics, "a Statistics")
         with self._lock:
             record = self._records.setdefault(name, self.MemoryRecord())
             record.add(memory_total=data.total_bytes, memory_peak=data.peak_bytes)
@@ -276,8 +287,7 @@ class ProfilerRecords:
             >>> print(records.report().splitlines()[-1].split())
             ['1', '2,000', '3,000', 'load']
         """
-        if ordered_by not in ("memory_peak", "num_calls", "memory_total"):
-            raise ValueError(f"no column {ordered_by!r}; write memory_peak, num_calls or memory_total")
+        _arguments.choice(ordered_by, "ordered_by", ("memory_peak", "num_calls", "memory_total"))
         rows = sorted(self.records.items(), key=lambda row: getattr(row[1], ordered_by), reverse=True)
         title = ["Memory Profiling", "================", ""]
         if not rows:
@@ -318,6 +328,7 @@ class ProfilerContext:
 
     Raises:
         ValueError: A `with` block is profiled without a name.
+        TypeError: `records` is not a `ProfilerRecords`, or `name` is not a text.
 
     Example:
         >>> from millpond.statistics import ProfilerContext, ProfilerRecords
@@ -326,11 +337,12 @@ class ProfilerContext:
     """
 
     def __init__(self, *, records: ProfilerRecords = default_profiler_records, name: str = "") -> None:
-        self._records = records
-        self._name = name
+        self._records = _arguments.instance(records, "records", ProfilerRecords, "a ProfilerRecords")
+        self._name = _arguments.instance(name, "name", str, "a text")
         self._levels: list[_mr.StatisticsResourceAdaptor | None] = []
 
     def __call__(self, func: Callable[_P, _R]) -> Callable[_P, _R]:
+        _arguments.function(func, "func")
         name = self._name
         if not name:
             line = inspect.getsourcelines(func)[1]
@@ -373,6 +385,7 @@ def profiler(*, records: ProfilerRecords = default_profiler_records, name: str =
 
     Raises:
         ValueError: A `with` block is profiled without a name.
+        TypeError: `records` is not a `ProfilerRecords`, or `name` is not a text.
 
     Example:
         >>> import millpond

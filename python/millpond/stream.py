@@ -3,7 +3,7 @@
 import enum
 import itertools
 
-from . import _locks
+from . import _arguments, _locks
 from ._native import Stream
 
 DEFAULT_STREAM = Stream(0)
@@ -32,12 +32,13 @@ class StreamPool:
     """A fixed number of streams. `get_stream` returns them in turn.
 
     Args:
-        pool_size: The number of streams, at least 1. The new pool makes all its streams, on the current
+        pool_size: The number of streams, from 1 to 65536. The new pool makes all its streams, on the current
             device.
         flags: The flags of each stream.
 
     Raises:
-        ValueError: `pool_size` is less than 1.
+        ValueError: `pool_size` is less than 1 or too large, or `flags` is unknown.
+        TypeError: `pool_size` or `flags` is not a number.
         MillpondError: The driver could not make a stream.
 
     Example:
@@ -50,9 +51,9 @@ class StreamPool:
     def __init__(
         self, pool_size: int = 16, flags: CudaStreamFlags | int = CudaStreamFlags.SYNC_DEFAULT
     ) -> None:
-        if pool_size < 1:
-            raise ValueError(f"`pool_size` must be 1 stream or more, not {pool_size}")
-        self._streams = [Stream(flags=int(flags)) for _ in range(pool_size)]
+        size = _arguments.whole(pool_size, "pool_size", "a number of streams from 1 to 65536", 1, 1 << 16)
+        kind = _arguments.whole(flags, "flags", "0 (SYNC_DEFAULT) or 1 (NON_BLOCKING)", 0, 1)
+        self._streams = [Stream(flags=kind) for _ in range(size)]
         self._turns = itertools.count()
         self._lock = _locks.lock()
 
@@ -67,7 +68,8 @@ class StreamPool:
             The stream. It stays in the pool, so other callers may get the same stream.
 
         Raises:
-            ValueError: `stream_id` is negative.
+            ValueError: `stream_id` is negative or too large.
+            TypeError: `stream_id` is not a number.
 
         Example:
             >>> import millpond
@@ -78,8 +80,8 @@ class StreamPool:
         if stream_id is None:
             with self._lock:
                 stream_id = next(self._turns)
-        elif stream_id < 0:
-            raise ValueError(f"`stream_id` must be 0 or more, not {stream_id}")
+        else:
+            stream_id = _arguments.whole(stream_id, "stream_id", "the number of a stream, from 0")
         return self._streams[stream_id % len(self._streams)]
 
     def get_pool_size(self) -> int:

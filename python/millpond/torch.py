@@ -18,7 +18,7 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
-from . import _library, _native
+from . import _arguments, _library, _native
 from . import mr as _mr
 from ._errors import UnsupportedError
 from ._native import Resource
@@ -32,7 +32,6 @@ TorchDeviceLike: TypeAlias = FrameworkDevice | str
 
 # PyTorch keeps the addresses of an allocator's functions as long as memory from the allocator lives. So the
 # allocators are kept until the process ends.
-# are kept until the process ends.
 _kept: list[Any] = []
 _patched: list[tuple[Any, str, Any]] = []
 _state = {"is_process_wide": False}
@@ -384,18 +383,18 @@ def _record_memory_history(
     skip_actions: list[str] | None = None,
     **others: Any,
 ) -> None:
-    if enabled not in (None, "state", "all"):
-        raise ValueError(f"`enabled` must be None, 'state' or 'all', not {enabled!r}")
-    if context not in _CONTEXTS:
-        raise ValueError(f"`context` must be None, 'state', 'alloc' or 'all', not {context!r}")
-    if unknown := set(skip_actions or ()) - set(_ACTIONS):
-        raise ValueError(f"unknown `skip_actions` {sorted(unknown)}; the actions are {', '.join(_ACTIONS)}")
+    _arguments.choice(enabled, "enabled", (None, "state", "all"))
+    _arguments.choice(context, "context", _CONTEXTS)
+    entries = _arguments.whole(max_entries, "max_entries", "a number of events, 0 or more")
+    if any(action not in _ACTIONS for action in skip_actions or ()):
+        allowed = f"a list of actions out of {', '.join(_ACTIONS)}"
+        raise _arguments.wrong(ValueError, "skip_actions", allowed, skip_actions)
     if enabled is None:
         return _native.stop_history()
     is_state = enabled == "state"
     captured = min(_CONTEXTS[context], 1) if is_state else _CONTEXTS[context]
     skipped = sum(1 << _ACTIONS.index(action) for action in set(skip_actions or ()))
-    _native.record_history(0 if is_state else max_entries, captured, skipped, clear_history)
+    _native.record_history(0 if is_state else entries, captured, skipped, bool(clear_history))
 
 
 def _record(enabled: str | bool | None = "all", *args: Any, **kwargs: Any) -> None:
@@ -417,8 +416,9 @@ def _record_as_before(
     """Take the arguments of PyTorch before version 2.1."""
     if not enabled:
         return _native.stop_history()
-    captured = 2 if trace_alloc_record_context else int(record_context)
-    _native.record_history(trace_alloc_max_entries, captured, 0, clear_history)
+    captured = 2 if trace_alloc_record_context else int(bool(record_context))
+    entries = _arguments.whole(trace_alloc_max_entries, "trace_alloc_max_entries", "a number of events")
+    _native.record_history(entries, captured, 0, bool(clear_history))
 
 
 def _snapshot(device: TorchDeviceLike = None, **others: Any) -> dict[str, Any]:

@@ -4,11 +4,12 @@ use std::ptr::without_provenance_mut;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
-use pyo3::exceptions::{PyBufferError, PyIndexError, PyOverflowError, PyTypeError, PyValueError};
+use pyo3::exceptions::{PyBufferError, PyIndexError, PyOverflowError, PyValueError};
 use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::{PyByteArray, PyBytes, PySlice};
 
+use crate::arguments::{DESTINATION, RESOURCE, instance, refused, wrong};
 use crate::block::{Block, Source};
 use crate::device::{DeviceHandle, StreamArgument, StreamHandle};
 use crate::error::{Failure, raise_interrupt};
@@ -171,12 +172,7 @@ impl DeviceBuffer {
     ) -> PyResult<Self> {
         let stream = stream.resolve()?;
         let given = match &mr {
-            Some(mr) => Some(
-                mr.cast::<Resource>()
-                    .map_err(|_| PyTypeError::new_err("mr must be a memory resource"))?
-                    .get()
-                    .handle()?,
-            ),
+            Some(mr) => Some(instance::<Resource>(mr, "mr", RESOURCE)?.get().handle()?),
             None => None,
         };
         let is_default = given.is_none();
@@ -249,11 +245,11 @@ impl DeviceBuffer {
     ) -> PyResult<Bound<'py, PyAny>> {
         let (view, stream) = self.view_on(stream)?;
         let ary = ary.map_or_else(|| numpy_empty(py, view.size), Ok)?;
-        let host = HostBytes::writable(&ary)?;
+        let host = HostBytes::writable(&ary, "ary")?;
         if (host.bytes as u64) < view.size {
             return Err(PyValueError::new_err(format!(
-                "the array has {} bytes, but the buffer has {}",
-                host.bytes, view.size
+                "`ary` must have at least the buffer's {} bytes, not {}",
+                view.size, host.bytes
             )));
         }
         // SAFETY: `host` holds the array, which has as many bytes.
@@ -274,14 +270,14 @@ impl DeviceBuffer {
         let (view, stream) = self.view_on(stream)?;
         if let Ok(source) = cuda_ary.cast::<Self>() {
             let source = source.get().view()?;
-            fits(source.size, &view)?;
+            fits(source.size, &view, "cuda_ary")?;
             return Ok(py.detach(|| {
                 view.copy_from_view(&source, source.size, &stream)?;
                 if stream.raw <= 2 { view.synchronize(&stream) } else { Ok(()) }
             })?);
         }
-        let CudaArray { address: source, bytes, stream: of_source } = CudaArray::of(cuda_ary)?;
-        fits(bytes, &view)?;
+        let CudaArray { address: source, bytes, stream: of_source } = CudaArray::of(cuda_ary, "cuda_ary")?;
+        fits(bytes, &view, "cuda_ary")?;
         Ok(py.detach(|| {
             let Some(of_source) = of_source else { return view.copy_from_unknown(source, bytes, &stream) };
             view.copy_from_foreign(source, bytes, of_source, &stream)?;
@@ -300,7 +296,8 @@ impl DeviceBuffer {
         let own = py.detach(|| view.device().map(|device| device.ordinal()))?;
         if let Some(other) = device.filter(|device| *device != -1 && *device != own) {
             return Err(PyValueError::new_err(format!(
-                "the memory belongs to device {own} and cannot move to device {other}; -1 is the host"
+                "`device` must be {DESTINATION}: the memory belongs to device {own} and cannot move to \
+                 device {other}"
             )));
         }
         Ok(py.detach(|| {
@@ -322,7 +319,7 @@ impl DeviceBuffer {
         if let Ok(slice) = index.cast::<PySlice>() {
             let range = slice.indices(view.size as isize)?;
             if range.step != 1 {
-                return Err(PyValueError::new_err("a slice of a buffer must have step 1"));
+                return Err(wrong::<PyValueError>(index, "index", "a number, or a slice with step 1"));
             }
             view.offset += range.start as u64;
             view.size = range.slicelength as u64;
@@ -331,7 +328,10 @@ impl DeviceBuffer {
         }
         let outside = || PyIndexError::new_err("the index is outside the buffer");
         let index: i64 = index.extract().map_err(|error: PyErr| {
-            if error.is_instance_of::<PyOverflowError>(py) { outside() } else { error }
+            if error.is_instance_of::<PyOverflowError>(py) {
+                return outside();
+            }
+            refused(error, index, "index", "a whole number or a slice")
         })?;
         let index = if index < 0 { index + view.size as i64 } else { index };
         if index < 0 || index >= view.size as i64 {
@@ -392,10 +392,11 @@ fn numpy_empty(py: Python<'_>, size: u64) -> PyResult<Bound<'_, PyAny>> {
     }
 }
 
-pub(crate) fn fits(bytes: u64, view: &View) -> PyResult<()> {
+/// Refuses an argument with more bytes than a view has.
+pub(crate) fn fits(bytes: u64, view: &View, name: &str) -> PyResult<()> {
     if bytes > view.size {
         return Err(PyValueError::new_err(format!(
-            "{bytes} bytes do not fit into the buffer, which has {}",
+            "`{name}` must have at most the buffer's {} bytes; its {bytes} bytes do not fit",
             view.size
         )));
     }

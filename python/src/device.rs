@@ -6,10 +6,11 @@ use std::ptr::{null, null_mut};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
-use pyo3::exceptions::{PyAttributeError, PyOverflowError, PyTypeError, PyValueError};
+use pyo3::exceptions::{PyAttributeError, PyTypeError, PyValueError};
 use pyo3::prelude::*;
 
 use crate::api::{Raw, api, c_text, generation, take_text};
+use crate::arguments::{device_name, flags, instance, ordinal, refused, wrong};
 use crate::error::{Failure, check};
 use crate::gil;
 
@@ -103,6 +104,7 @@ pub(crate) fn ensure_default() {
 /// Raises:
 ///     NoDeviceError: There is no such device.
 ///     InvalidArgumentError: `name` is malformed.
+///     TypeError: `name` is not text. `Device.find` takes a device's number.
 ///
 /// Example:
 ///     >>> import millpond
@@ -117,10 +119,10 @@ pub(crate) struct Device(pub(crate) Arc<DeviceHandle>);
 impl Device {
     #[new]
     #[pyo3(signature = (name=None))]
-    fn new(py: Python<'_>, name: Option<&str>) -> PyResult<Self> {
+    fn new(py: Python<'_>, #[pyo3(from_py_with = device_name)] name: Option<String>) -> PyResult<Self> {
         py.detach(|| {
             let Some(name) = name else { return DeviceHandle::current() };
-            let name = c_text(name);
+            let name = c_text(&name);
             // A simulated default device gets number 0, whichever device the program names first.
             ensure_default();
             // SAFETY: the name is a string, and the result may be written.
@@ -138,14 +140,15 @@ impl Device {
     ///
     /// Raises:
     ///     NoDeviceError: There is no such device.
-    ///     OverflowError: `ordinal` is negative.
+    ///     OverflowError: `ordinal` is negative or too large.
+    ///     TypeError: `ordinal` is not a number.
     ///
     /// Example:
     ///     >>> import millpond
     ///     >>> millpond.Device.find(0).ordinal
     ///     0
     #[staticmethod]
-    fn find(py: Python<'_>, ordinal: u32) -> PyResult<Self> {
+    fn find(py: Python<'_>, #[pyo3(from_py_with = ordinal)] ordinal: u32) -> PyResult<Self> {
         py.detach(|| {
             let is_simulated = DeviceHandle::default_one().is_ok_and(|device| device.is_simulated());
             // SAFETY: the result may be written.
@@ -298,7 +301,7 @@ impl Drop for StreamHandle {
 ///     device: The device of a new stream; None means the current device.
 ///
 /// Raises:
-///     TypeError: `obj` is not a stream.
+///     TypeError: `obj` is not a stream, or `device` is not a `Device`.
 ///     ValueError: `flags` is unknown, or `flags` or `device` is given together with `obj`.
 ///     DriverError: The driver could not make a stream.
 ///
@@ -320,33 +323,39 @@ pub(crate) fn attribute<'py>(object: &Bound<'py, PyAny>, name: &str) -> PyResult
     }
 }
 
+/// Describes the values of an argument for a stream.
+const STREAM: &str = "a stream of millpond or another library, or a handle from 0 to 2**64 - 1";
+
 /// If the object is a number, such as an `int`, returns the number.
-fn number_of(object: &Bound<'_, PyAny>) -> PyResult<Option<usize>> {
+fn number_of(object: &Bound<'_, PyAny>, name: &dyn fmt::Display) -> PyResult<Option<usize>> {
     match object.extract::<usize>() {
         Err(error) if error.is_instance_of::<PyTypeError>(object.py()) => Ok(None),
-        Err(error) if error.is_instance_of::<PyOverflowError>(object.py()) => {
-            Err(PyOverflowError::new_err(format!("{object} is not a stream handle")))
-        }
-        answer => answer.map(Some),
+        answer => answer.map(Some).map_err(|error| refused(error, object, &name.to_string(), STREAM)),
     }
 }
 
-/// Returns the stream of an argument.
-pub(crate) fn stream_of(argument: &Bound<'_, PyAny>) -> PyResult<Arc<StreamHandle>> {
+/// Returns the stream of the argument `name`.
+pub(crate) fn stream_of(argument: &Bound<'_, PyAny>, name: &str) -> PyResult<Arc<StreamHandle>> {
     if let Ok(stream) = argument.cast::<Stream>() {
         return Ok(stream.get().0.clone());
     }
     let owner = || Some(argument.clone().unbind());
     if argument.is_none() {
-        let why = "the stream argument cannot be None: leave it out, or pass DEFAULT_STREAM";
-        return Err(PyTypeError::new_err(why));
+        // RMM's text, with a remedy.
+        return Err(PyTypeError::new_err(format!(
+            "`{name}` must be a stream: the stream argument cannot be None; leave it out, or pass \
+             DEFAULT_STREAM"
+        )));
     }
-    if let Some(raw) = number_of(argument)? {
+    if let Some(raw) = number_of(argument, &name)? {
         return Ok(StreamHandle::foreign(raw, None));
     }
     if let Some(protocol) = attribute(argument, "__cuda_stream__")? {
         let answer = if protocol.is_callable() { protocol.call0()? } else { protocol };
-        let (version, raw): (u32, usize) = answer.extract()?;
+        let (version, raw): (u32, usize) = answer.extract().map_err(|error| {
+            let allowed = "a pair of numbers: the version 0, and the handle";
+            refused(error, &answer, &format!("{name}.__cuda_stream__"), allowed)
+        })?;
         if version != 0 {
             let why = format!("`__cuda_stream__` has version: '{version}'; millpond reads version 0");
             return Err(Failure::unsupported(why).into());
@@ -354,18 +363,17 @@ pub(crate) fn stream_of(argument: &Bound<'_, PyAny>) -> PyResult<Arc<StreamHandl
         return Ok(StreamHandle::foreign(raw, owner()));
     }
     // CuPy, PyTorch, Numba.
-    for name in ["ptr", "cuda_stream", "handle"] {
-        let Some(handle) = attribute(argument, name)? else { continue };
+    for attribute_name in ["ptr", "cuda_stream", "handle"] {
+        let Some(handle) = attribute(argument, attribute_name)? else { continue };
         let handle = attribute(&handle, "value")?.unwrap_or(handle);
         if handle.is_none() {
             return Ok(StreamHandle::foreign(0, owner()));
         }
-        if let Some(raw) = number_of(&handle)? {
+        if let Some(raw) = number_of(&handle, &format_args!("{name}.{attribute_name}"))? {
             return Ok(StreamHandle::foreign(raw, owner()));
         }
     }
-    let kind = argument.get_type().name()?;
-    Err(PyTypeError::new_err(format!("{kind} is not a stream: it has no `__cuda_stream__`")))
+    Err(wrong::<PyTypeError>(argument, name, STREAM))
 }
 
 /// A stream argument. If the caller leaves it out, the default stream or the buffer's own stream is meant.
@@ -385,15 +393,21 @@ impl StreamArgument<'_> {
     pub(crate) fn resolve(self) -> PyResult<Arc<StreamHandle>> {
         static DEFAULT: OnceLock<Arc<StreamHandle>> = OnceLock::new();
         match self.0 {
-            Some(argument) => stream_of(&argument),
+            Some(argument) => stream_of(&argument, "stream"),
             None => Ok(DEFAULT.get_or_init(|| StreamHandle::foreign(0, None)).clone()),
         }
     }
 
     /// Returns the stream, or `None` if the argument was left out.
     pub(crate) fn resolve_if_given(self) -> PyResult<Option<Arc<StreamHandle>>> {
-        self.0.as_ref().map(stream_of).transpose()
+        self.0.as_ref().map(|argument| stream_of(argument, "stream")).transpose()
     }
+}
+
+/// Returns the stream of an argument `stream`, for Python code of the package.
+#[pyfunction]
+pub(crate) fn as_stream(stream: StreamArgument<'_>) -> PyResult<Stream> {
+    stream.resolve().map(Stream)
 }
 
 #[pymethods]
@@ -403,8 +417,8 @@ impl Stream {
     fn new(
         py: Python<'_>,
         obj: Option<&Bound<'_, PyAny>>,
-        flags: Option<u32>,
-        device: Option<&Device>,
+        #[pyo3(from_py_with = flags)] flags: Option<u32>,
+        device: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Self> {
         if let Some(obj) = obj {
             if flags.is_some() || device.is_some() {
@@ -412,14 +426,23 @@ impl Stream {
                     "`flags` and `device` are for a new stream; omit them if you pass `obj`",
                 ));
             }
-            return Ok(Self(stream_of(obj)?));
+            return Ok(Self(stream_of(obj, "obj")?));
         }
         let is_non_blocking = match flags.unwrap_or(0) {
             0 => false,
             1 => true,
-            other => return Err(PyValueError::new_err(format!("{other} is not a stream flag"))),
+            other => {
+                let why = format!("`flags` must be 0 (SYNC_DEFAULT) or 1 (NON_BLOCKING), not {other}");
+                return Err(PyValueError::new_err(why));
+            }
         };
-        let device = device.map(|device| device.0.clone());
+        let device = match device {
+            Some(device) => {
+                let allowed = "a millpond.Device, or None";
+                Some(instance::<Device>(device, "device", allowed)?.get().0.clone())
+            }
+            None => None,
+        };
         let made = py.detach(|| {
             let device = device.map_or_else(DeviceHandle::current, Ok)?;
             let mut stream = null_mut();
@@ -503,7 +526,7 @@ impl Stream {
     ///     >>> first, second = millpond.Stream(), millpond.Stream()
     ///     >>> second.wait(first)
     fn wait(&self, py: Python<'_>, other: &Bound<'_, PyAny>) -> PyResult<()> {
-        let other = stream_of(other)?;
+        let other = stream_of(other, "other")?;
         Ok(py.detach(|| {
             let device = self.device()?;
             // SAFETY: the device's handle is live, and so are the streams.

@@ -8,6 +8,7 @@ use pyo3::exceptions::{PyBufferError, PyValueError};
 use pyo3::ffi;
 use pyo3::prelude::*;
 
+use crate::arguments::DL_STREAM;
 use crate::block::{Block, Consumer};
 use crate::error::Failure;
 use crate::gil;
@@ -84,10 +85,12 @@ fn consumer_of(stream: Option<i64>) -> PyResult<Option<usize>> {
         None => Ok(Some(1)),
         Some(-1) => Ok(None),
         Some(0) => Err(PyValueError::new_err(
-            "stream 0 is ambiguous: use 1 for the legacy default stream, or 2 for the per-thread default \
+            "`stream` 0 is ambiguous: use 1 for the legacy default stream, or 2 for the per-thread default \
              stream",
         )),
-        Some(stream) if stream < -1 => Err(PyValueError::new_err(format!("{stream} is not a DLPack stream"))),
+        Some(stream) if stream < -1 => {
+            Err(PyValueError::new_err(format!("`stream` must be {DL_STREAM}, not {stream}")))
+        }
         Some(stream) => Ok(Some(stream as usize)),
     }
 }
@@ -104,8 +107,8 @@ pub(crate) fn export<'py>(
     let device = py.detach(|| device_of(&view))?;
     if let Some(wanted) = dl_device.filter(|wanted| *wanted != device) {
         return Err(PyBufferError::new_err(format!(
-            "the buffer is on DLPack's device {device:?}, not on {wanted:?}; to copy it to the host, call \
-             copy_to_host"
+            "`dl_device` must be the buffer's device {device:?}, not {wanted:?}; to copy the buffer to the \
+             host, call copy_to_host"
         )));
     }
     let stream = consumer_of(stream)?;

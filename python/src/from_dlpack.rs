@@ -8,8 +8,9 @@ use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
 use crate::api::api;
+use crate::arguments::{read, wrong};
 use crate::buffer::DeviceBuffer;
-use crate::device::{DeviceHandle, StreamArgument};
+use crate::device::{DeviceHandle, StreamArgument, attribute};
 use crate::dlpack::{MAJOR, MINOR, PLAIN, VERSIONED, lender_of};
 use crate::tensor::{CUDA, CUDA_HOST, CUDA_MANAGED, EXTENSION, Foreign, ManagedVersioned};
 
@@ -27,7 +28,7 @@ use crate::tensor::{CUDA, CUDA_HOST, CUDA_MANAGED, EXTENSION, Foreign, ManagedVe
 ///
 /// Raises:
 ///     BufferError: The memory is read-only, not contiguous, or plain host memory.
-///     AttributeError: `obj` has no `__dlpack__`.
+///     TypeError: `obj` has no `__dlpack__`, or `stream` is not a stream.
 ///
 /// Example:
 ///     >>> import millpond
@@ -42,10 +43,16 @@ pub(crate) fn from_dlpack(
     stream: StreamArgument<'_>,
 ) -> PyResult<DeviceBuffer> {
     let stream = stream.resolve()?;
-    let (kind, number): (i32, i32) = obj.call_method0("__dlpack_device__")?.extract()?;
+    let (Some(device_of), Some(_)) = (attribute(obj, "__dlpack_device__")?, attribute(obj, "__dlpack__")?)
+    else {
+        return Err(wrong::<PyTypeError>(obj, "obj", "a tensor with `__dlpack__` and `__dlpack_device__`"));
+    };
+    let allowed = "a pair of numbers: the device's type and its number";
+    let (kind, number): (i32, i32) = read(&device_of.call0()?, "obj.__dlpack_device__()", allowed)?;
     if !matches!(kind, CUDA | CUDA_HOST | CUDA_MANAGED | EXTENSION) {
         return Err(PyBufferError::new_err(format!(
-            "DLPack's device ({kind}, {number}) is not a CUDA device; to_device copies host memory"
+            "`obj` is on DLPack's device ({kind}, {number}), which is not a CUDA device; to_device copies \
+             host memory"
         )));
     }
     // Checked first: the producer's own error would not say what to do.

@@ -5,6 +5,7 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 
 use crate::api::Raw;
+use crate::arguments::read;
 use crate::device::{Stream, StreamHandle};
 use crate::error::{Raised, keep_raised};
 use crate::gil;
@@ -34,7 +35,8 @@ pub(crate) extern "C" fn call_allocate(functions: Raw, bytes: u64, _alignment: u
     let call = |py: Python<'_>| -> PyResult<usize> {
         // SAFETY: `context_of` made the context, with two functions.
         let functions: &Functions = unsafe { context(functions) };
-        functions[0].call1(py, (bytes, stream_object(py, stream)?))?.extract(py)
+        let answer = functions[0].call1(py, (bytes, stream_object(py, stream)?))?;
+        read(answer.bind(py), "allocate_func(size, stream)", "the address of the memory as a number")
     };
     // If the interpreter is at its end, the answer is null.
     let answer = gil::attached(|py| {

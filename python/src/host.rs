@@ -2,8 +2,11 @@
 
 use std::mem::MaybeUninit;
 
+use pyo3::exceptions::{PyBufferError, PyTypeError, PyValueError};
 use pyo3::ffi;
 use pyo3::prelude::*;
+
+use crate::arguments::wrong;
 
 /// The bytes of an object with the buffer protocol, held until this value ends.
 pub(crate) struct HostBytes<'py> {
@@ -19,14 +22,15 @@ unsafe impl Sync for HostBytes<'_> {}
 unsafe impl Send for HostBytes<'_> {}
 
 impl<'py> HostBytes<'py> {
-    /// Opens the object's bytes for reading.
-    pub(crate) fn readable(object: &Bound<'py, PyAny>) -> PyResult<Self> {
-        Self::with(object, ffi::PyBUF_SIMPLE)
+    /// Opens the bytes of the argument `name` for reading.
+    pub(crate) fn readable(object: &Bound<'py, PyAny>, name: &str) -> PyResult<Self> {
+        Self::with(object, ffi::PyBUF_SIMPLE).map_err(|error| explained(error, object, name, "contiguous"))
     }
 
-    /// Opens the object's bytes for writing.
-    pub(crate) fn writable(object: &Bound<'py, PyAny>) -> PyResult<Self> {
+    /// Opens the bytes of the argument `name` for writing.
+    pub(crate) fn writable(object: &Bound<'py, PyAny>, name: &str) -> PyResult<Self> {
         Self::with(object, ffi::PyBUF_WRITABLE)
+            .map_err(|error| explained(error, object, name, "contiguous and writable"))
     }
 
     fn with(object: &Bound<'py, PyAny>, flags: i32) -> PyResult<Self> {
@@ -51,4 +55,21 @@ impl Drop for HostBytes<'_> {
         // SAFETY: Python has filled the buffer, and it is released once.
         unsafe { ffi::PyBuffer_Release(&raw mut *self.buffer) };
     }
+}
+
+/// Names the argument in the error of an object whose bytes cannot be used. `properties` describes the bytes
+/// that the argument needs.
+fn explained(error: PyErr, object: &Bound<'_, PyAny>, name: &str, properties: &str) -> PyErr {
+    let py = object.py();
+    let kind = error.get_type(py);
+    if kind.is(py.get_type::<PyTypeError>()) {
+        let allowed = "an object with the buffer protocol, such as bytes or a NumPy array";
+        return wrong::<PyTypeError>(object, name, allowed);
+    }
+    // Python's own types raise `BufferError`, and NumPy raises `ValueError`. All other errors, such as an
+    // error of the driver, stay.
+    if kind.is(py.get_type::<PyBufferError>()) || kind.is(py.get_type::<PyValueError>()) {
+        return wrong::<PyValueError>(object, name, &format!("{properties} ({})", error.value(py)));
+    }
+    error
 }

@@ -4,7 +4,11 @@ use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
+use crate::arguments::{instance, read, wrong};
 use crate::device::attribute;
+
+/// Describes the values of an interface's entry `typestr`.
+const TYPE: &str = "a text such as \"<f4\"";
 
 /// Contiguous memory that an object offers.
 pub(crate) struct CudaArray {
@@ -15,28 +19,33 @@ pub(crate) struct CudaArray {
 }
 
 impl CudaArray {
-    /// Reads `__cuda_array_interface__` of a one-dimensional array.
-    pub(crate) fn of(object: &Bound<'_, PyAny>) -> PyResult<Self> {
-        let interface = attribute(object, "__cuda_array_interface__")?
-            .ok_or_else(|| PyValueError::new_err("the source needs a `__cuda_array_interface__`"))?;
-        let shape: Vec<u64> = interface.get_item("shape")?.extract()?;
-        let kind: String = interface.get_item("typestr")?.extract()?;
-        let item: u64 = kind
-            .get(2..)
-            .and_then(|bytes| bytes.parse().ok())
-            .ok_or_else(|| PyValueError::new_err(format!("the type `{kind}` is unknown")))?;
-        let is_not_flat = || PyValueError::new_err("only one-dimensional contiguous memory can be copied");
-        let [length] = shape[..] else { return Err(is_not_flat()) };
-        let get = |name| -> PyResult<Option<Bound<'_, PyAny>>> {
-            Ok(interface.cast::<PyDict>()?.get_item(name)?.filter(|value| !value.is_none()))
+    /// Reads `__cuda_array_interface__` of the argument `name`, a one-dimensional array.
+    pub(crate) fn of(object: &Bound<'_, PyAny>, name: &str) -> PyResult<Self> {
+        let interface = attribute(object, "__cuda_array_interface__")?.ok_or_else(|| {
+            wrong::<PyValueError>(object, name, "a buffer, or an array with `__cuda_array_interface__`")
+        })?;
+        let whole = format!("{name}.__cuda_array_interface__");
+        let interface = instance::<PyDict>(&interface, &whole, "a dict")?;
+        let get = |key| -> PyResult<Bound<'_, PyAny>> {
+            Ok(interface.get_item(key)?.unwrap_or_else(|| object.py().None().into_bound(object.py())))
         };
-        if let Some(strides) = get("strides")?
-            && strides.extract::<Vec<i64>>()? != [item as i64]
-        {
+        let named = |key| format!("{whole}[{key:?}]");
+        let shape: Vec<u64> = read(&get("shape")?, &named("shape"), "a tuple of numbers")?;
+        let kind: String = read(&get("typestr")?, &named("typestr"), TYPE)?;
+        let item: u64 = kind.get(2..).and_then(|bytes| bytes.parse().ok()).ok_or_else(|| {
+            let why = format!("`{}` must be {TYPE}, not {kind:?}", named("typestr"));
+            PyValueError::new_err(why)
+        })?;
+        let is_not_flat = || wrong::<PyValueError>(object, name, "one-dimensional and contiguous");
+        let [length] = shape[..] else { return Err(is_not_flat()) };
+        let allowed = "a tuple of numbers, or None";
+        let strides: Option<Vec<i64>> = read(&get("strides")?, &named("strides"), allowed)?;
+        if strides.is_some_and(|strides| strides != [item as i64]) {
             return Err(is_not_flat());
         }
-        let (address, _): (usize, bool) = interface.get_item("data")?.extract()?;
-        let stream = get("stream")?.map(|stream| stream.extract::<usize>()).transpose()?;
+        let allowed = "a pair: the address, and whether the memory is read-only";
+        let (address, _): (usize, bool) = read(&get("data")?, &named("data"), allowed)?;
+        let stream = read(&get("stream")?, &named("stream"), "the handle of a stream, or None")?;
         // A size that overflows is too large for any buffer.
         Ok(Self { address, bytes: length.saturating_mul(item), stream })
     }

@@ -4,6 +4,7 @@
 //! Every call that may reach the driver releases the GIL, and no state relies on the GIL.
 
 mod api;
+mod arguments;
 mod block;
 mod buffer;
 mod cupy;
@@ -24,7 +25,6 @@ mod methods;
 mod oracle;
 mod place;
 mod resource;
-mod size;
 mod tensor;
 mod view;
 
@@ -55,6 +55,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(load, module)?)?;
     module.add_function(wrap_pyfunction!(version, module)?)?;
     module.add_function(wrap_pyfunction!(methods::to_device, module)?)?;
+    module.add_function(wrap_pyfunction!(device::as_stream, module)?)?;
     module.add_function(wrap_pyfunction!(from_dlpack::from_dlpack, module)?)?;
     module.add_function(wrap_pyfunction!(defaults::default_resource, module)?)?;
     module.add_function(wrap_pyfunction!(defaults::reset_default_resource, module)?)?;

@@ -5,6 +5,10 @@ use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyTuple};
 
+use crate::arguments::{
+    buffer_size, copy, destination, dl_device, dl_stream, max_version, new_capacity, new_size, protocol, ptr,
+    value,
+};
 use crate::buffer::{DeviceBuffer, fits};
 use crate::device::{Stream, StreamArgument};
 use crate::dlpack;
@@ -18,8 +22,8 @@ impl DeviceBuffer {
     #[pyo3(signature = (*, ptr=0, size=0, stream=StreamArgument(None), mr=None))]
     fn new(
         py: Python<'_>,
-        ptr: usize,
-        #[pyo3(from_py_with = crate::size::size)] size: u64,
+        #[pyo3(from_py_with = ptr)] ptr: usize,
+        #[pyo3(from_py_with = buffer_size)] size: u64,
         stream: StreamArgument<'_>,
         mr: Option<Bound<'_, PyAny>>,
     ) -> PyResult<Self> {
@@ -138,8 +142,8 @@ impl DeviceBuffer {
     ///     The array.
     ///
     /// Raises:
-    ///     ValueError: The array is smaller than the buffer.
-    ///     BufferError: The array is not contiguous, or read-only.
+    ///     ValueError: The array is smaller than the buffer, not contiguous, or read-only.
+    ///     TypeError: `ary` does not support the buffer protocol.
     ///     DriverError: The copy failed.
     ///
     /// Example:
@@ -163,8 +167,8 @@ impl DeviceBuffer {
     ///     stream: The stream of the copy. The default is the buffer's stream.
     ///
     /// Raises:
-    ///     ValueError: The object is larger than the buffer.
-    ///     BufferError: The object is not contiguous.
+    ///     ValueError: The object is larger than the buffer, or not contiguous.
+    ///     TypeError: `ary` does not support the buffer protocol.
     ///     DriverError: The copy failed.
     ///
     /// Example:
@@ -181,8 +185,8 @@ impl DeviceBuffer {
         stream: StreamArgument<'_>,
     ) -> PyResult<()> {
         let (view, stream) = self.view_on(stream)?;
-        let host = HostBytes::readable(ary)?;
-        fits(host.bytes as u64, &view)?;
+        let host = HostBytes::readable(ary, "ary")?;
+        fits(host.bytes as u64, &view, "ary")?;
         // SAFETY: the array is held by `host`, and holds as many.
         Ok(py.detach(|| unsafe { view.write(host.address(), host.bytes as u64, &stream) })?)
     }
@@ -199,8 +203,7 @@ impl DeviceBuffer {
     ///     stream: The stream of the copy. The default is the buffer's stream.
     ///
     /// Raises:
-    ///     ValueError: The source is larger than the buffer, or not contiguous.
-    ///     TypeError: `cuda_ary` is not device memory.
+    ///     ValueError: The source is not device memory, larger than the buffer, or not contiguous.
     ///     DriverError: The copy failed.
     ///
     /// Example:
@@ -227,6 +230,7 @@ impl DeviceBuffer {
     ///
     /// Raises:
     ///     OverflowError: `value` is not from 0 to 255.
+    ///     TypeError: `value` is not a number, or `stream` is not a stream.
     ///     DriverError: The driver refused the operation.
     ///
     /// Example:
@@ -236,7 +240,12 @@ impl DeviceBuffer {
     ///     >>> buffer.tobytes()
     ///     b'AAA'
     #[pyo3(signature = (value, stream=StreamArgument(None)))]
-    fn fill(&self, py: Python<'_>, value: u8, stream: StreamArgument<'_>) -> PyResult<()> {
+    fn fill(
+        &self,
+        py: Python<'_>,
+        #[pyo3(from_py_with = value)] value: u8,
+        stream: StreamArgument<'_>,
+    ) -> PyResult<()> {
         let (view, stream) = self.view_on(stream)?;
         Ok(py.detach(|| view.fill(value, &stream))?)
     }
@@ -288,7 +297,7 @@ impl DeviceBuffer {
     fn reserve(
         &self,
         py: Python<'_>,
-        #[pyo3(from_py_with = crate::size::size)] new_capacity: u64,
+        #[pyo3(from_py_with = new_capacity)] new_capacity: u64,
         stream: StreamArgument<'_>,
     ) -> PyResult<()> {
         let (_, stream) = self.view_on(stream)?;
@@ -317,7 +326,7 @@ impl DeviceBuffer {
     fn resize(
         &self,
         py: Python<'_>,
-        #[pyo3(from_py_with = crate::size::size)] new_size: u64,
+        #[pyo3(from_py_with = new_size)] new_size: u64,
         stream: StreamArgument<'_>,
     ) -> PyResult<()> {
         let (_, stream) = self.view_on(stream)?;
@@ -356,6 +365,7 @@ impl DeviceBuffer {
     ///
     /// Raises:
     ///     ValueError: `device` is the number of another device.
+    ///     TypeError: `device` is not a number, or `stream` is not a stream.
     ///     DriverError: The driver refused the operation.
     ///
     /// Example:
@@ -366,7 +376,7 @@ impl DeviceBuffer {
     fn prefetch(
         &self,
         py: Python<'_>,
-        device: Option<i32>,
+        #[pyo3(from_py_with = destination)] device: Option<i32>,
         stream: Option<Bound<'_, PyAny>>,
     ) -> PyResult<()> {
         self.migrate(py, device, StreamArgument(stream))
@@ -407,15 +417,19 @@ impl DeviceBuffer {
     fn __dlpack__<'py>(
         &self,
         py: Python<'py>,
-        stream: Option<i64>,
-        max_version: Option<(u32, u32)>,
-        dl_device: Option<(i32, i32)>,
-        copy: Option<bool>,
+        #[pyo3(from_py_with = dl_stream)] stream: Option<i64>,
+        #[pyo3(from_py_with = max_version)] max_version: Option<(u32, u32)>,
+        #[pyo3(from_py_with = dl_device)] dl_device: Option<(i32, i32)>,
+        #[pyo3(from_py_with = copy)] copy: Option<bool>,
     ) -> PyResult<Bound<'py, PyAny>> {
         dlpack::export(py, self.view()?, stream, max_version, dl_device, copy)
     }
 
-    fn __reduce_ex__<'py>(&self, py: Python<'py>, protocol: i32) -> PyResult<Bound<'py, PyTuple>> {
+    fn __reduce_ex__<'py>(
+        &self,
+        py: Python<'py>,
+        #[pyo3(from_py_with = protocol)] protocol: i32,
+    ) -> PyResult<Bound<'py, PyTuple>> {
         let to_device = py.import("millpond")?.getattr("to_device")?;
         let bytes = self.read(py, StreamArgument(None))?.into_any();
         let host = if protocol >= 5 {
@@ -477,7 +491,7 @@ impl DeviceBuffer {
 /// Raises:
 ///     OutOfMemoryError: The resource is out of memory.
 ///     TypeError: `b` does not support the buffer protocol.
-///     BufferError: `b` is not contiguous.
+///     ValueError: `b` is not contiguous.
 ///
 /// Example:
 ///     >>> import millpond
@@ -491,7 +505,7 @@ pub(crate) fn to_device(
     stream: StreamArgument<'_>,
     mr: Option<Bound<'_, PyAny>>,
 ) -> PyResult<DeviceBuffer> {
-    let host = HostBytes::readable(b)?;
+    let host = HostBytes::readable(b, "b")?;
     let made = DeviceBuffer::make(py, 0, host.bytes as u64, stream, mr)?;
     let view = made.view()?;
     // SAFETY: the bytes are held by `host`.

@@ -10,11 +10,11 @@ use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
 
 use crate::api::{Counters, Raw, Statistics, api, c_argument, take_text};
+use crate::arguments::{RESOURCE, alignment, instance, keep_bytes, nbytes, ptr};
 use crate::device::{Device, DeviceHandle, StreamArgument, StreamHandle};
 use crate::error::{Failure, check, raise_interrupt};
 use crate::functions::{call_allocate, call_deallocate, call_failure, context_of, end_functions};
 use crate::handle::{Below, Owned, ResourceHandle, take_recent_default};
-use crate::size::size;
 
 /// A memory resource: a stack of layers over the memory of one device.
 ///
@@ -250,9 +250,9 @@ impl Resource {
     fn allocate(
         &self,
         py: Python<'_>,
-        #[pyo3(from_py_with = size)] nbytes: u64,
+        #[pyo3(from_py_with = nbytes)] nbytes: u64,
         stream: StreamArgument<'_>,
-        alignment: u64,
+        #[pyo3(from_py_with = alignment)] alignment: u64,
     ) -> PyResult<usize> {
         let stream = stream.resolve()?;
         let mut block = Sendable(null_mut());
@@ -295,10 +295,10 @@ impl Resource {
     fn deallocate(
         &self,
         py: Python<'_>,
-        ptr: usize,
-        #[pyo3(from_py_with = size)] nbytes: u64,
+        #[pyo3(from_py_with = ptr)] ptr: usize,
+        #[pyo3(from_py_with = nbytes)] nbytes: u64,
         stream: StreamArgument<'_>,
-        alignment: u64,
+        #[pyo3(from_py_with = alignment)] alignment: u64,
     ) -> PyResult<()> {
         let stream = stream.resolve()?;
         self.check_stream(py, &stream)?;
@@ -394,7 +394,7 @@ impl Resource {
     ///     >>> pool.trim()
     ///     67108864
     #[pyo3(signature = (keep_bytes=0))]
-    fn trim(&self, py: Python<'_>, #[pyo3(from_py_with = size)] keep_bytes: u64) -> PyResult<u64> {
+    fn trim(&self, py: Python<'_>, #[pyo3(from_py_with = keep_bytes)] keep_bytes: u64) -> PyResult<u64> {
         let mut freed = 0;
         // SAFETY: the handle is live, and the result may be written.
         self.call(py, |handle| unsafe { (api().resource_trim)(handle.raw, keep_bytes, &raw mut freed) })?;
@@ -550,8 +550,9 @@ impl Resource {
     ///     >>> import millpond
     ///     >>> millpond.stack("cuda").is_equal(millpond.stack("cuda"))
     ///     True
-    fn is_equal(&self, py: Python<'_>, other: &Self) -> PyResult<bool> {
-        let (handle, other) = (self.handle()?, other.handle()?);
+    fn is_equal(&self, py: Python<'_>, other: &Bound<'_, PyAny>) -> PyResult<bool> {
+        let other = instance::<Self>(other, "other", RESOURCE)?;
+        let (handle, other) = (self.handle()?, other.get().handle()?);
         // SAFETY: both handles are live.
         Ok(py.detach(|| unsafe { (api().resource_is_equal)(handle.raw, other.raw) }))
     }

@@ -484,5 +484,5 @@ def test_levels_of_the_logger():
 
 @pytest.mark.parametrize("wrong", ["cuda+pool", None, millpond.mr.CudaMemoryResource])
 def test_what_is_no_resource_is_refused_by_name(wrong):
-    with pytest.raises(TypeError, match="is not a millpond resource; millpond.stack"):
+    with pytest.raises(TypeError, match="`mr` must be a millpond resource, such as millpond.stack"):
         mr.set_current_device_resource(wrong)

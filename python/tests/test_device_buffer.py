@@ -92,9 +92,9 @@ def test_copies_from_the_host(array):
     assert buffer.tobytes() == bytes(memoryview(array).cast("B"))
     with pytest.raises(ValueError):
         DeviceBuffer(size=1).copy_from_host(array)
-    with pytest.raises((TypeError, BufferError)):
+    with pytest.raises(TypeError, match="`ary` must be an object with the buffer protocol"):
         buffer.copy_from_host(None)
-    with pytest.raises((TypeError, BufferError, ValueError)):
+    with pytest.raises(ValueError, match="`ary` must be contiguous"):
         buffer.copy_from_host(np.zeros(8, "u1")[::2])
 
 
@@ -104,7 +104,7 @@ def test_copies_to_the_host():
     assert buffer.copy_to_host(target) is target and target == b"abc\0\0"
     with pytest.raises(ValueError):
         buffer.copy_to_host(bytearray(2))
-    with pytest.raises((TypeError, BufferError)):
+    with pytest.raises(ValueError, match="`ary` must be contiguous and writable"):
         buffer.copy_to_host(b"abc")
 
 
@@ -328,7 +328,7 @@ def test_dlpack_arguments():
     assert copied.ptr != buffer.ptr and copied.tobytes() == b"abc"
     with pytest.raises(BufferError):
         millpond.from_dlpack(np.zeros(3))
-    with pytest.raises(AttributeError):
+    with pytest.raises(TypeError, match="`obj` must be a tensor"):
         millpond.from_dlpack(b"abc")
 
 

@@ -45,7 +45,7 @@ def test_the_streams_of_all_libraries_are_understood():
     assert _library.stream_pointer(types.SimpleNamespace(__cuda_stream__=(0, 4))) == 4
     assert _library.stream_pointer(types.SimpleNamespace(handle=Handle())) == 7
     assert _library.stream_pointer(types.SimpleNamespace(ptr=3)) == 3
-    with pytest.raises(TypeError, match="is not a stream"):
+    with pytest.raises(TypeError, match="`stream` must be a stream"):
         _library.stream_pointer("s")
 
 

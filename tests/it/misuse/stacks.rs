@@ -317,7 +317,7 @@ pub(crate) const REGISTRY: &[Program] = &[
         "the default resource of a device that is gone",
         |_| error(get_per_device_resource(DeviceId::sim(1_000_000))),
         "no device (sim:1000000): this process has no such simulated device; a simulated device lives only \
-         until its last handle is dropped, so keep a handle",
+         until its last handle is dropped, so keep the object that opened it",
     ),
     program(
         "a bin on another device",

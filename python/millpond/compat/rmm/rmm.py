@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from ... import Device
 from ... import mr as _mr
 from ...mr import is_initialized, register_reinitialize_hook, unregister_reinitialize_hook
-from .pylibrmm.helper import parse_bytes
+from .pylibrmm.helper import _parsed
 
 
 class RMMError(Exception):
@@ -50,6 +50,7 @@ def reinitialize(
 
     Raises:
         ValueError: A size is malformed, or neither `log_file_name` nor the environment names a file.
+        TypeError: An argument has the wrong type, such as a text for `pool_allocator`.
         RuntimeError: `initial_pool_size` exceeds `maximum_pool_size`.
         MemoryError: The device has too little memory for `initial_pool_size`.
 
@@ -60,8 +61,8 @@ def reinitialize(
     _mr.reinitialize(
         pool_allocator,
         managed_memory,
-        None if initial_pool_size is None else parse_bytes(initial_pool_size),
-        None if maximum_pool_size is None else parse_bytes(maximum_pool_size),
+        None if initial_pool_size is None else _parsed(initial_pool_size, "initial_pool_size"),
+        None if maximum_pool_size is None else _parsed(maximum_pool_size, "maximum_pool_size"),
         devices,
         logging,
         log_file_name,

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from .... import Stream, _library
+from .... import Stream, _arguments, _library
 from ..pylibrmm.device_buffer import DeviceBuffer
 
 
@@ -23,8 +23,9 @@ def rmm_cupy_allocator(nbytes: int) -> Any:
         >>> import cupy, millpond.compat.rmm as rmm  # doctest: +SKIP
         >>> cupy.cuda.set_allocator(rmm.rmm_cupy_allocator)  # doctest: +SKIP
     """
+    size = _arguments.whole(nbytes, "nbytes", "a number of bytes")
     cuda = _library.framework("cupy", "cupy-cuda13x (or cupy-cuda12x)").cuda
-    buffer = DeviceBuffer(size=nbytes, stream=Stream(cuda.get_current_stream()))
+    buffer = DeviceBuffer(size=size, stream=Stream(cuda.get_current_stream()))
     # Without the device's number, CuPy would ask the driver for the device of each address.
     memory = cuda.UnownedMemory(buffer.ptr, buffer.size, buffer, cuda.runtime.getDevice())
     return cuda.MemoryPointer(memory, 0)

@@ -15,6 +15,7 @@ import sys
 import weakref
 from typing import Any
 
+from .... import _arguments
 from .... import mr as _mr
 from ...._errors import DriverError
 from ....numba import _driver_asking
@@ -24,19 +25,26 @@ RMMNumbaManager: Any
 _numba_memory_manager: Any
 
 
-@functools.cache
 def manager_class(driver: Any) -> Any:
     """Return the class of the memory manager for the driver module of numba-cuda or numba-cuda-mlir.
 
     Args:
         driver: The module `numba.cuda.cudadrv.driver`.
 
+    Raises:
+        TypeError: `driver` is not such a module.
+
     Example:
         >>> from numba.cuda.cudadrv import driver  # doctest: +SKIP
         >>> from millpond.compat.rmm.allocators import numba
         >>> driver.set_memory_manager(numba.manager_class(driver))  # doctest: +SKIP
     """
+    _arguments.has(driver, "driver", "HostOnlyCUDAMemoryManager", "the module `numba.cuda.cudadrv.driver`")
+    return _class_of(driver)
 
+
+@functools.cache
+def _class_of(driver: Any) -> Any:
     class RMMNumbaManager(
         driver.GetIpcHandleMixin,  # type: ignore[misc]
         driver.HostOnlyCUDAMemoryManager,  # type: ignore[misc]

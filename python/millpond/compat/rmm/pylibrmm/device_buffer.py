@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from .... import Device, _library
+from .... import Device, _arguments, _library
 from .... import DeviceBuffer as _DeviceBuffer
 from ....typing import StreamLike
 from .stream import DEFAULT_STREAM
@@ -98,17 +98,21 @@ def to_device(b: Any, stream: StreamLike = DEFAULT_STREAM) -> DeviceBuffer:
         >>> bytes(rmm.to_device(b"abc"))
         b'abc'
     """
-    host = _bytes_of(b)
+    host = _bytes_of(b, "b")
     made = DeviceBuffer(size=len(host), stream=as_stream(stream))
     made.copy_from_host(host)
     return made
 
 
-def _bytes_of(host: Any) -> memoryview:
-    view = memoryview(host)
+def _bytes_of(host: Any, name: str) -> memoryview:
+    try:
+        view = memoryview(host)
+    except TypeError:
+        allowed = "an object with the buffer protocol, such as bytes or a NumPy array"
+        raise _arguments.wrong(TypeError, name, allowed, host) from None
     if view.ndim != 1 or view.itemsize != 1 or not view.c_contiguous:
         raise ValueError(
-            "the buffer must be one contiguous dimension of bytes, but its number of dimensions is "
+            f"`{name}` must be one contiguous dimension of bytes, but its number of dimensions is "
             f"{view.ndim}, its format is {view.format!r}, and its strides are {view.strides}"
         )
     return view.cast("B")
@@ -133,7 +137,9 @@ def copy_ptr_to_host(db: int, hb: Any, stream: StreamLike = DEFAULT_STREAM) -> N
         stream: The stream of the copy.
 
     Raises:
-        TypeError: `hb` does not support the buffer protocol or is read-only, or the stream is None.
+        TypeError: `hb` does not support the buffer protocol or is read-only, `db` is not a number, or the
+            stream is None.
+        ValueError: `hb` is not plain bytes, or `db` is negative or too large.
         millpond.DriverError: The driver does not know the address.
 
     Example:
@@ -143,7 +149,10 @@ def copy_ptr_to_host(db: int, hb: Any, stream: StreamLike = DEFAULT_STREAM) -> N
         >>> host
         bytearray(b'abc')
     """
-    raw, view = as_stream(stream).ptr, _bytes_of(hb)
+    raw, view = as_stream(stream).ptr, _bytes_of(hb, "hb")
+    db = _arguments.whole(db, "db", _arguments.ADDRESS)
+    if view.readonly:
+        raise _arguments.wrong(TypeError, "hb", "writable", hb)
     if not view:
         return
     target = (ctypes.c_char * len(view)).from_buffer(view)
@@ -162,7 +171,8 @@ def copy_host_to_ptr(hb: Any, db: int, stream: StreamLike = DEFAULT_STREAM) -> N
         stream: The stream of the copy.
 
     Raises:
-        TypeError: `hb` does not support the buffer protocol, or the stream is None.
+        TypeError: `hb` does not support the buffer protocol, `db` is not a number, or the stream is None.
+        ValueError: `hb` is not plain bytes, or `db` is negative or too large.
         millpond.DriverError: The driver does not know the address.
 
     Example:
@@ -172,7 +182,8 @@ def copy_host_to_ptr(hb: Any, db: int, stream: StreamLike = DEFAULT_STREAM) -> N
         >>> bytes(buffer)
         b'abc'
     """
-    raw, view = as_stream(stream).ptr, _bytes_of(hb)
+    raw, view = as_stream(stream).ptr, _bytes_of(hb, "hb")
+    db = _arguments.whole(db, "db", _arguments.ADDRESS)
     if not view:
         return
     kind = ctypes.c_char * len(view)
@@ -196,7 +207,8 @@ def copy_device_to_ptr(d_src: int, d_dst: int, count: int, stream: StreamLike = 
         stream: The stream of the copy.
 
     Raises:
-        TypeError: The stream is None.
+        TypeError: `stream` is None or not a stream, or another argument is not a number.
+        ValueError: An address or `count` is negative or too large.
         millpond.DriverError: The driver does not know an address.
 
     Example:
@@ -208,9 +220,12 @@ def copy_device_to_ptr(d_src: int, d_dst: int, count: int, stream: StreamLike = 
         b'abc'
     """
     raw = as_stream(stream).ptr
-    if count:
+    source = _arguments.whole(d_src, "d_src", _arguments.ADDRESS)
+    target = _arguments.whole(d_dst, "d_dst", _arguments.ADDRESS)
+    size = _arguments.whole(count, "count", "a number of bytes")
+    if size:
         with _device() as device:
-            _library.check(_library.copy_on_device(device, d_dst, d_src, count, raw))
+            _library.check(_library.copy_on_device(device, target, source, size, raw))
 
 
 __all__ = ["DeviceBuffer", "copy_device_to_ptr", "copy_host_to_ptr", "copy_ptr_to_host", "to_device"]

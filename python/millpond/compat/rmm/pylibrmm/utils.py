@@ -1,6 +1,6 @@
 """RMM's module `rmm.pylibrmm.utils`: converts streams."""
 
-from .... import Stream
+from .... import Stream, _native
 from ....typing import StreamLike
 
 
@@ -19,6 +19,4 @@ def as_stream(stream: StreamLike) -> Stream:
         >>> as_stream(0).is_default()
         True
     """
-    if stream is None:
-        raise TypeError("the stream argument cannot be None: leave it out, or pass DEFAULT_STREAM")
-    return stream if isinstance(stream, Stream) else Stream(stream)
+    return stream if isinstance(stream, Stream) else _native.as_stream(stream)
