@@ -555,7 +555,9 @@ mod tests {
             let made = (0..8).find_map(|_| pool.stream_cache_of(&lease, *stream));
             assert!(made.is_some(), "the stream is used often");
         }
-        assert!(found() > MAX_STREAM_CACHES / 2, "most are found without a lock");
+        // Under Miri, the table is small.
+        let part = if cfg!(miri) { 4 } else { 2 };
+        assert!(found() > MAX_STREAM_CACHES / part, "most are found without a lock");
         assert!((0..8).find_map(|_| pool.stream_cache_of(&lease, streams[MAX_STREAM_CACHES])).is_some());
         assert_eq!((found(), lease.stream_cache_count()), (1, 1));
         pool.validate();
