@@ -51,8 +51,9 @@ pub struct OutOfMemoryReport {
     pub live_bytes: u64,
     /// The number of live blocks.
     pub live_blocks: u64,
-    /// The size of the largest free block in bytes. The block may belong to any stream.
-    pub largest_free_block: u64,
+    /// The size of the largest free block in bytes. The block may belong to any stream. `None` if the
+    /// resource does not know its free blocks, like `cuda_async`, whose blocks the driver manages.
+    pub largest_free_block: Option<u64>,
     /// The most bytes that the resource may hold; `None` if there is no limit.
     pub maximum_bytes: Option<u64>,
     /// The free memory of each stream.
@@ -298,13 +299,17 @@ impl OutOfMemoryReport {
         if self.live_blocks == 0 && self.held_bytes == self.live_bytes && self.live_bytes > 0 {
             facts.push(format!("{} are in use", format_bytes(self.live_bytes)));
         } else if self.held_bytes > 0 || self.live_blocks > 0 {
+            let largest = match self.largest_free_block {
+                Some(bytes) => format!(", largest free block {}", format_bytes(bytes)),
+                None if self.free_bytes() > 0 => ", largest free block unknown".to_owned(),
+                None => String::new(),
+            };
             facts.push(format!(
-                "the resource holds {}: {} in use in {}, {} free, largest free block {}",
+                "the resource holds {}: {} in use in {}, {} free{largest}",
                 format_bytes(self.held_bytes),
                 format_bytes(self.live_bytes),
                 counted(self.live_blocks, "block"),
-                format_bytes(self.free_bytes()),
-                format_bytes(self.largest_free_block)
+                format_bytes(self.free_bytes())
             ));
         }
         facts.extend(self.maximum_bytes.map(|bytes| format!("the maximum is {}", format_bytes(bytes))));

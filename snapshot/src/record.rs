@@ -96,6 +96,7 @@ nsys export --type sqlite --output profile.sqlite profile.nsys-rep
             Source::PYTORCH | Source::PYTORCH_MESSAGE | Source::PYTORCH_TRACE => Self::PyTorch,
             "RMM log" | Source::RMM_DEBUG => Self::Rmm,
             "Nsight Systems export" => Self::Nsys,
+            Source::MILLPOND => Self::Millpond,
             _ => return None,
         };
         let missing = [

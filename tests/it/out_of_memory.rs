@@ -100,6 +100,21 @@ fn a_report_is_data_and_an_error_is_one_pointer() {
     assert_eq!(size_of::<Error>(), size_of::<usize>());
 }
 
+/// The driver manages the blocks of `cuda_async`, so the resource does not know the free ones.
+#[test]
+fn a_free_block_that_is_not_known_is_no_number() {
+    let device = device(64 * MIB);
+    let stack = stack("cuda_async:max=8MiB", &device);
+    let block = stack.allocate_bytes(8 * MIB, S).unwrap();
+    let error = stack.allocate_bytes(MIB, S).unwrap_err();
+    assert!(error.to_string().contains("8MiB in use in 1 block, 0B free; the maximum"), "{error}");
+    let mut said = report(&error).clone();
+    assert!(serde_json::to_value(&said).unwrap()["largest_free_block"].is_null(), "{said}");
+    said.live_bytes = MIB;
+    assert!(said.to_string().contains("7MiB free, largest free block unknown; the maximum"), "{said}");
+    give(&stack, block, 8 * MIB);
+}
+
 #[test]
 fn the_text_is_short_and_says_what_to_do() {
     let error = refusal("cuda+pool:max=20MiB");

@@ -19,8 +19,8 @@ pub(crate) struct ExplainArgs {
     #[command(flatten)]
     source: SourceArgs,
 
-    /// The size of the device's memory, as in 80GiB; with this option, the explanation also shows how much
-    /// memory is used outside of the allocator
+    /// The size of the memory of the device on which the program ran, as in 80GiB; with this option, the
+    /// explanation also shows how much memory is used outside of the allocator
     #[arg(long, value_name = "SIZE", value_parser = device_memory)]
     device_memory: Option<u64>,
 
@@ -51,6 +51,11 @@ fn device_memory(text: &str) -> Result<u64, Error> {
 pub(super) fn run(args: &ExplainArgs, is_coloured: bool, mut out: impl Write) -> Result<Verdict, Failure> {
     let recording = args.source.import()?;
     let explanation = explain::explain(&recording, args.device_memory);
+    if let Some(bytes) = args.device_memory {
+        explanation.check_device_bytes(bytes).map_err(|why| {
+            Error::invalid_argument(format!("--device-memory: {}: {why}", recording.file()))
+        })?;
+    }
     match args.format {
         ReportFormat::Text => {
             let style = explain::Style::new(is_coloured).with_all_frames(args.stacks);

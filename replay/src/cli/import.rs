@@ -243,6 +243,15 @@ fn failures(sums: &Sums) -> String {
     }
 }
 
+/// Describes the number of events. If the file has only sums, only the failed requests were events.
+fn counts(sums: &Sums, sums_only: bool) -> String {
+    let (allocations, frees) = (number_of(sums.allocations, "allocation"), number_of(sums.frees, "free"));
+    match sums_only {
+        true => failures(sums),
+        false => format!("{}: {allocations}, {frees}, {}", sums.events, failures(sums)),
+    }
+}
+
 /// Describes the call stacks of `events` events.
 fn stacks(recording: &Recording, events: u64) -> String {
     let (stacks, frames) = recording.stack_counts();
@@ -255,17 +264,9 @@ fn text(recording: &Recording, output: Option<&Path>, out: &mut impl Write) -> i
     let (sums, bounds) = (recording.sums(), placement::bounds(recording));
     let device = recording.device_name().map_or(String::new(), |device| format!(", device {device}"));
     writeln!(out, "{}: {}{device}", recording.file(), recording.source().format)?;
+    let sums_only = recording.has_sums_only();
     let mut line = |name: &str, text: String| writeln!(out, "  {name:<12}{}", plain(&text));
-    line(
-        "events",
-        format!(
-            "{}: {}, {}, {}",
-            sums.events,
-            number_of(sums.allocations, "allocation"),
-            number_of(sums.frees, "free"),
-            failures(&sums)
-        ),
-    )?;
+    line("events", counts(&sums, sums_only))?;
     if sums.blocks_before > 0 {
         let bytes = format_bytes(sums.bytes_before);
         let blocks = number_of(sums.blocks_before, "block");
@@ -273,15 +274,20 @@ fn text(recording: &Recording, output: Option<&Path>, out: &mut impl Write) -> i
     }
     let peak = format_bytes(sums.peak_live_bytes);
     let least = if recording.begins_late() { "at least " } else { "" };
-    line("peak", format!("{least}{peak} live at event {}", sums.peak_event + 1))?;
+    let at = if sums_only { String::new() } else { format!(" at event {}", sums.peak_event + 1) };
+    line("peak", format!("{least}{peak} live{at}"))?;
     if let (Some(end), Some(peak)) = (sums.reserved_bytes, sums.peak_reserved_bytes) {
         line("reserved", format!("{} at most, {} at the end", format_bytes(peak), format_bytes(end)))?;
     }
-    let blocks = number_of(sums.live_blocks, "block");
     if let Some(bounds) = bounds {
         line("least", format!("{bounds}, for any allocator"))?;
     }
-    line("at the end", format!("{blocks} ({}) live", format_bytes(sums.live_bytes)))?;
+    let live = format_bytes(sums.live_bytes);
+    let live = match sums_only {
+        true => live,
+        false => format!("{} ({live})", number_of(sums.live_blocks, "block")),
+    };
+    line("at the end", format!("{live} live"))?;
     match recording.check() {
         Some(check) if check.is_equal() => {
             line(
@@ -298,7 +304,9 @@ fn text(recording: &Recording, output: Option<&Path>, out: &mut impl Write) -> i
     if sums.held_blocks > 0 {
         line("held", format!("{} waited for other streams", number_of(sums.held_blocks, "free")))?;
     }
-    line("streams", sums.streams.to_string())?;
+    if !sums_only {
+        line("streams", sums.streams.to_string())?;
+    }
     line("stacks", stacks(recording, sums.with_stack))?;
     for (name, value) in &recording.source().details {
         line("file", format!("{name}: {value}"))?;

@@ -13,8 +13,21 @@ fn a_device_of_some_bytes_is_a_forgotten_unit() {
     for size in ["80", "0", "1048575", "80kB"] {
         explain(size).fails_with(2, &["less than any device has", "80GiB"]);
     }
-    for size in ["1048576", "80GiB"] {
-        assert_eq!(explain(size).status, 0);
+    assert_eq!(explain("80GiB").status, 0);
+    explain("1048576").fails_with(2, &["--device-memory: ", "a device with 1MiB contradicts the file: "]);
+}
+
+#[test]
+fn a_text_with_sums_has_failed_requests_and_no_other_events() {
+    let text = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../snapshot/tests/readers/oom_old.txt");
+    for command in ["explain", "import"] {
+        let run: Run = program().arg(command).arg(&text).output().unwrap().into();
+        assert!(run.stdout.contains("2 failed requests"), "{}", run.stdout);
+        let told = run.stdout.split("not known:").next().unwrap();
+        assert!(
+            !["allocation", "frees", "event ", "streams", "blocks ("].iter().any(|word| told.contains(word)),
+            "{told}"
+        );
     }
 }
 

@@ -7,7 +7,7 @@ use millpond_engine::text::{number_of, readable_bytes, three_digits};
 
 use super::explanation::{Diagnosis, Explained, Occasion};
 use super::failure;
-use super::fixes::less_fragmentation;
+use super::fixes::{free_earlier, less_fragmentation, less_rounding};
 use super::holders::{self, HOLDERS};
 use super::leak;
 use super::pinned;
@@ -84,7 +84,7 @@ fn growth(recording: &Recording, sums: &Sums, peak: &Explained) -> Option<Diagno
     sizes.dedup();
     let evidence = vec![
         format!(
-            "at most {} were reserved, but only {} were active at the peak: the ratio is {}",
+            "at most {} were reserved, and {} were active at the peak of live memory: the ratio is {}",
             readable_bytes(reserved),
             readable_bytes(active),
             three_digits(reserved as f64 / active as f64)
@@ -98,7 +98,7 @@ fn growth(recording: &Recording, sums: &Sums, peak: &Explained) -> Option<Diagno
     let fixes = less_fragmentation(recording);
     Some(Diagnosis {
         code: "reserved_beyond_need",
-        what: "the allocator reserved much more than the program ever used at once".to_owned(),
+        what: "the allocator reserved much more than was active at the peak".to_owned(),
         evidence,
         holders: Vec::new(),
         fixes,
@@ -139,10 +139,7 @@ fn held(recording: &Recording, sums: &Sums, moments: &[Explained]) -> Option<Dia
     let waiting = moment.blocks().iter().filter(|block| block.is_held);
     Some(Diagnosis {
         code: "held_by_streams",
-        what: format!(
-            "up to {} of freed memory waited for other streams (record_stream)",
-            readable_bytes(most)
-        ),
+        what: format!("up to {} of freed memory waited for other streams", readable_bytes(most)),
         evidence: vec![
             format!("{} waited; the most at event {}", number_of(sums.held_blocks, "free"), most_at + 1),
             format!(
@@ -151,12 +148,7 @@ fn held(recording: &Recording, sums: &Sums, moments: &[Explained]) -> Option<Dia
             ),
         ],
         holders: holders::by_stack(recording, waiting, HOLDERS),
-        fixes: vec![
-            "instead of record_stream, let the block's own stream wait for the other stream before the free: \
-             torch.cuda.current_stream().wait_stream(side)"
-                .to_owned(),
-            "with NCCL: TORCH_NCCL_AVOID_RECORD_STREAMS=1".to_owned(),
-        ],
+        fixes: free_earlier(recording),
     })
 }
 
@@ -177,10 +169,6 @@ fn rounding(recording: &Recording, peak: &Explained, moment: &Moment) -> Option<
             readable_bytes(ledger.active_bytes)
         )],
         holders: holders::by_stack(recording, rounded, HOLDERS),
-        fixes: vec![
-            "combine many small tensors into one tensor; or unset roundup_power2_divisions, if it is \
-             set"
-            .to_owned(),
-        ],
+        fixes: less_rounding(recording),
     })
 }

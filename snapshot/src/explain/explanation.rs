@@ -54,6 +54,12 @@ pub struct Explanation {
     /// The lines to add to the program, so that it records the missing data. `None` if such lines would add
     /// no data.
     pub lines_to_record: Option<&'static str>,
+    /// The size of the device, if the file records it.
+    #[serde(skip)]
+    pub(super) recorded_device_bytes: Option<u64>,
+    /// Whether parts of the file contradict each other.
+    #[serde(skip)]
+    pub(super) contradicts_itself: bool,
 }
 
 /// The verdict on a recording. Each recording has exactly one verdict.
@@ -93,7 +99,8 @@ pub struct Explained {
     pub wanted_bytes: Option<u64>,
     /// The user's code line that made the failed request, if the source records the call stack.
     pub wanted_by: Option<String>,
-    /// The free bytes of the device, if the source records this number.
+    /// The free bytes of the device, if the source records this number. For the allocator of TensorFlow and
+    /// XLA, it is the number of bytes until the allocator's limit.
     pub device_free_bytes: Option<u64>,
     /// The bytes of the device that are neither free nor reserved by the allocator: the CUDA context,
     /// libraries and other processes use them. `None` unless the device's size is given and the source

@@ -7,14 +7,17 @@ use millpond_core::ByteSize;
 use millpond_engine::text::{number_of, readable_bytes};
 
 use super::explanation::{Diagnosis, Explained};
-use super::fixes::{less_fragmentation, raise_limit};
+use super::fixes::{keep_less, less_fragmentation, less_rounding, other_users, raise_limit, share_pools};
 use super::holders::{self, HOLDERS, Holder};
-use super::{leak, settings};
+use super::leak;
 use crate::peers::torch::model::DEFAULT_POOL;
 use crate::peers::torch::settings::Settings;
-use crate::recording::{EventKind, LiveBlock, Moment, Recording, Segment};
+use crate::recording::{EventKind, Ledger, LiveBlock, Moment, Recording, Segment, Source};
 
 const MIB: u64 = 1 << 20;
+
+/// The size in bytes of the segment from which PyTorch serves requests from 1 MiB to 10 MiB.
+const LARGE_SEGMENT: u64 = 20 * MIB;
 
 /// The code of a failed request whose cause the file does not record.
 const UNEXPLAINED: &str = "unexplained";
@@ -46,28 +49,15 @@ pub(super) fn explained(
     };
     let (unused, largest) = (ledger.unused_bytes(), ledger.largest_free_bytes);
     let bytes = readable_bytes;
-    let pieces = match recording.has_sums_only() {
-        true => format!("{} free in segments of the allocator", bytes(unused)),
-        false => format!(
-            "{} wholly free, {} pinned by live blocks; the largest free piece had {}",
-            bytes(ledger.wholly_free_bytes),
-            bytes(ledger.pinned_bytes),
-            bytes(largest),
-        ),
-    };
     let mut evidence = vec![format!(
-        "{} failed; {} of {} reserved were active, {pieces}",
+        "{} failed; {} of {} reserved were active, {}",
         request(recording, explained, wanted),
         bytes(ledger.active_bytes),
         bytes(reserved),
+        pieces(ledger)
     )];
-    if let Some(free) = explained.device_free_bytes {
-        let limit = match from_the_driver(wanted) <= free {
-            true => ", but a memory limit of the process may forbid using it",
-            false => "",
-        };
-        evidence.push(format!("the device had {} free{limit}", bytes(free)));
-    }
+    let asked = from_the_driver(recording, wanted);
+    evidence.extend(explained.device_free_bytes.map(|free| could_take(recording, free)));
     if wanted <= largest {
         let split = unsplit(recording, explained, moment, wanted);
         return Some(match split {
@@ -82,15 +72,22 @@ pub(super) fn explained(
             _ => fragmentation(recording, explained, moment, evidence),
         });
     }
+    if let Some(limit) = recording.limit_bytes().filter(|limit| reserved.saturating_add(asked) > *limit) {
+        let what = format!("the allocator may take at most {} from the device", bytes(limit));
+        let fixes = [vec![raise_limit(recording)], less_fragmentation(recording)].concat();
+        return Some(with_holders("limit", what, evidence, explained, fixes));
+    }
     let Some(free) = explained.device_free_bytes else {
         let what = "the file does not record how much memory the device had free, so the cause is not known";
         let fixes = less_fragmentation(recording);
         return Some(with_holders(UNEXPLAINED, what.to_owned(), evidence, explained, fixes));
     };
-    let asked = from_the_driver(wanted);
     if asked <= free {
-        let free = bytes(free);
-        let what = format!("the device had {free} free, but a memory limit of the process forbade using it");
+        let what = format!(
+            "the device had {} free, so probably a memory limit of the process forbade using it; the file \
+             does not record such a limit",
+            bytes(free)
+        );
         let fixes = [vec![raise_limit(recording)], less_fragmentation(recording)].concat();
         return Some(with_holders("limit", what, evidence, explained, fixes));
     }
@@ -104,6 +101,20 @@ pub(super) fn explained(
     Some(does_not_fit(recording, explained, wanted, short, evidence))
 }
 
+/// Describes the free memory of the allocator.
+fn pieces(ledger: &Ledger) -> String {
+    let bytes = readable_bytes;
+    match ledger.has_pieces() {
+        false => format!("{} free in segments of the allocator", bytes(ledger.unused_bytes())),
+        true => format!(
+            "{} wholly free, {} pinned by live blocks; the largest free piece had {}",
+            bytes(ledger.wholly_free_bytes),
+            bytes(ledger.pinned_bytes),
+            bytes(ledger.largest_free_bytes),
+        ),
+    }
+}
+
 /// Explains a failed request that would have succeeded without the bytes that rounding adds to live blocks.
 fn lost_to_rounding(
     recording: &Recording,
@@ -113,21 +124,17 @@ fn lost_to_rounding(
 ) -> Diagnosis {
     let (rounding, active) =
         (readable_bytes(explained.ledger.rounding_bytes), readable_bytes(explained.ledger.active_bytes));
-    let settings = settings::named(recording, |name| name.contains("split") || name.contains("roundup"));
-    let fixes = match settings.join(" and ") {
-        names if names.is_empty() => less_fragmentation(recording),
-        names => vec![format!("omit {names} from PYTORCH_CUDA_ALLOC_CONF")],
-    };
     let what = format!(
         "the request needed {} more, and {rounding} of {active} in use were never requested: the allocator \
          rounded sizes up",
         readable_bytes(short)
     );
-    with_holders("lost_to_rounding", what, evidence, explained, fixes)
+    with_holders("lost_to_rounding", what, evidence, explained, less_rounding(recording))
 }
 
-/// Returns changes with which the program would fit, as far as the call stacks show them.
-fn savings(recording: &Recording, explained: &Explained) -> Vec<String> {
+/// Returns changes with which the program would fit, as far as the call stacks show them. If live memory
+/// `grew`, blocks that the program keeps come first.
+fn savings(recording: &Recording, explained: &Explained, grew: bool) -> Vec<String> {
     let mut fixes = vec![
         "use less memory in the code that holds the most: a smaller batch, checkpointing, offloading"
             .to_owned(),
@@ -135,29 +142,29 @@ fn savings(recording: &Recording, explained: &Explained) -> Vec<String> {
     let active = explained.ledger.active_bytes;
     let is_much = |holder: &&Holder| holder.blocks >= MANY_BLOCKS && holder.bytes >= active / 3;
     if let Some(holder) = explained.holders.iter().find(is_much) {
-        fixes.push(format!(
-            "{} of {} are live: if the program keeps old ones by accident, drop them. A list of losses keeps \
-             their graphs (use `loss.item()`, or `torch.no_grad()`), a saved exception keeps its frames, and \
-             objects in cycles wait for `gc.collect()`",
+        let kept = format!(
+            "{} of {} are live: if the program keeps old ones by accident, drop them: {}",
             number_of(holder.blocks, "block"),
-            holder.lead
-        ));
+            holder.lead,
+            keep_less(recording)
+        );
+        fixes.insert(usize::from(!grew), kept);
     }
     let mut before = recording.events().take(explained.ledger.event as usize);
     if before.any(|event| event.kind == EventKind::AllocateFailure) {
         fixes.push(
-            "a request failed before this one: leave the `except` block before you try again, since the \
-             exception keeps the frames and tensors of the first try"
+            "a request failed before this one: if the program tries again in the `except` block, leave the \
+             block first, because the exception keeps the frames and tensors of the first try"
                 .to_owned(),
         );
     }
-    if let (Some(free), Some(reserved), None) =
-        (explained.device_free_bytes, explained.ledger.reserved_bytes, explained.outside_bytes)
-    {
+    if explained.outside_bytes.is_none() && recording.limit_bytes().is_none() {
+        let reserved = explained.ledger.reserved_bytes.unwrap_or(0);
+        let could_have = reserved.saturating_add(explained.device_free_bytes.unwrap_or(0));
         fixes.push(format!(
-            "this process reserved or could still get {}: if the device is much larger, another process or a \
-             library holds the rest: look with `nvidia-smi`",
-            readable_bytes(free.saturating_add(reserved))
+            "if the device has much more than {}, another process or a library holds the rest: {}",
+            readable_bytes(could_have),
+            other_users(recording)
         ));
     }
     fixes
@@ -191,33 +198,41 @@ fn does_not_fit(
         evidence.push(format!("{outside} of the device's memory are used outside of the allocator"));
         let what = format!(
             "the request needed {} more, and {outside} were used outside of the allocator: by another \
-             process, or by libraries",
+             process, by libraries, or by the CUDA context",
             bytes(short)
         );
-        let fixes = vec!["look with `nvidia-smi` for other processes on this GPU, and end them".to_owned()];
+        let fixes = vec![other_users(recording).to_owned()];
         return with_holders("outside", what, evidence, explained, fixes);
     }
+    let left = explained.ledger.unused_bytes().saturating_add(explained.device_free_bytes.unwrap_or(0));
+    let segment = match wanted <= left {
+        true => format!(", which needs a segment of {}", bytes(from_the_driver(recording, wanted))),
+        false => String::new(),
+    };
     let grew = leak::growth(recording, LEAST_FREES);
-    let only_grew = grew.map_or(String::new(), |(first, last)| {
-        format!("live memory only grew, from {} to {}; ", bytes(first), bytes(last))
-    });
     let what = format!(
-        "the program does not fit: {only_grew}{} in use and {} requested are more than the device has, even \
-         without any waste of the allocator",
+        "the program does not fit: with {} in use, {} were left in the allocator and on the device for a \
+         request for {}{segment}: {} were missing{}",
         bytes(explained.ledger.active_bytes),
-        bytes(wanted)
+        bytes(left),
+        size_of_request(recording, wanted),
+        bytes(short),
+        grew.map_or(String::new(), |(first, last)| format!("; {}", leak::rise(first, last)))
     );
-    let mut fixes = savings(recording, explained);
-    if grew.is_some() && fixes.len() > 1 {
-        // Blocks that the program keeps are named first.
-        fixes.swap(0, 1);
-    }
+    let fixes = savings(recording, explained, grew.is_some());
     with_holders("does_not_fit", what, evidence, explained, fixes)
+}
+
+/// Describes the size of a failed request. A message of PyTorch shows the size of the segment that PyTorch
+/// asked for, and the segments of small requests are much larger than the requests.
+pub(super) fn size_of_request(recording: &Recording, wanted: u64) -> String {
+    let is_of_segment = recording.detail_of(Recording::VERSION).is_some() && wanted <= LARGE_SEGMENT;
+    format!("{}{}", if is_of_segment { "up to " } else { "" }, readable_bytes(wanted))
 }
 
 /// Describes a failed request.
 fn request(recording: &Recording, explained: &Explained, wanted: u64) -> String {
-    let request = format!("a request for {}", readable_bytes(wanted));
+    let request = format!("a request for {}", size_of_request(recording, wanted));
     match recording.has_sums_only() {
         true => request,
         false => format!("at event {}, {request}", explained.ledger.event + 1),
@@ -242,10 +257,15 @@ fn without_segments(
         }
         false => String::new(),
     };
-    let evidence = vec![format!(
+    let mut evidence = vec![format!(
         "{} failed; {were_live}the file does not record how much the allocator reserved",
         request(recording, explained, wanted)
     )];
+    evidence.extend(explained.device_free_bytes.map(|free| could_take(recording, free)));
+    let try_stacks = |device: ByteSize| match recording.require_blocks() {
+        Ok(()) => format!("find a stack that serves the request: millpond-replay FILE --device sim:{device}"),
+        Err(_) => other_users(recording).to_owned(),
+    };
     let limit = recording.limit_bytes().filter(|limit| !is_live_known || needed > *limit);
     let (code, what, fix) = match (limit, device_bytes) {
         (Some(limit), _) => (
@@ -275,17 +295,15 @@ fn without_segments(
                 bytes(needed),
                 bytes(device)
             ),
-            format!(
-                "find a stack that serves the request: millpond-replay FILE --device sim:{}",
-                ByteSize::Bytes(device)
-            ),
+            try_stacks(ByteSize::Bytes(device)),
         ),
         (None, None) => (
             UNEXPLAINED,
             format!("{} were needed; the size of the device is not known", bytes(needed)),
-            "give the size of the device, as in --device-memory 80GiB; and find a stack that serves the \
-             request: millpond-replay FILE --device sim:80GiB"
-                .to_owned(),
+            format!(
+                "give the size of the device, as in --device-memory 80GiB; and {}",
+                try_stacks(ByteSize::Bytes(80 << 30))
+            ),
         ),
     };
     with_holders(code, what, evidence, explained, vec![fix])
@@ -316,16 +334,26 @@ fn max_split_size(explained: &Explained, max_split: u64, evidence: Vec<String>) 
         ),
         evidence,
         holders: Vec::new(),
-        fixes: vec!["omit max_split_size_mb from PYTORCH_CUDA_ALLOC_CONF, or raise it".to_owned()],
+        fixes: vec!["omit max_split_size_mb from the allocator's settings, or raise it".to_owned()],
     }
 }
 
-/// Returns how many bytes PyTorch requests from the driver for a request: a segment of 2 MiB or 20 MiB, or
-/// the request's own size in pages of 2 MiB.
-fn from_the_driver(wanted: u64) -> u64 {
+/// Says how much memory an allocator could still take from the device.
+fn could_take(recording: &Recording, free: u64) -> String {
+    match recording.source().format == Source::BFC {
+        true => format!("the allocator could take {} more until its limit", readable_bytes(free)),
+        false => format!("the device had {} free", readable_bytes(free)),
+    }
+}
+
+/// Returns how many bytes the allocator requests from the driver for a request. For PyTorch, it is a segment
+/// of 2 MiB or 20 MiB, or the request's own size in pages of 2 MiB; the messages of PyTorch show this size.
+fn from_the_driver(recording: &Recording, wanted: u64) -> u64 {
+    let exact = [Source::PYTORCH_MESSAGE, Source::BFC, Source::MILLPOND];
     match wanted {
+        _ if exact.contains(&recording.source().format.as_str()) => wanted,
         ..=MIB => 2 * MIB,
-        _ if wanted < 10 * MIB => 20 * MIB,
+        _ if wanted < 10 * MIB => LARGE_SEGMENT,
         _ => wanted.checked_next_multiple_of(2 * MIB).unwrap_or(u64::MAX),
     }
 }
@@ -341,25 +369,19 @@ fn other_pool(
     let ledger = &explained.ledger;
     let is_one_piece = wanted <= ledger.largest_free_bytes;
     evidence.extend(pools(moment, if is_one_piece { wanted } else { 1 }));
+    let is_of_others = are_of_others(recording, explained, moment, if is_one_piece { wanted } else { 1 });
+    let probably = if is_of_others { "" } else { "probably " };
     let largest = readable_bytes(ledger.largest_free_bytes);
     let what = if is_one_piece {
         format!(
-            "{largest} were free in one piece, but that piece belongs to another pool or stream, so this \
-             request could not use it"
+            "{largest} were free in one piece, but that piece {probably}belongs to another pool or stream, \
+             so this request could not use it"
         )
     } else {
         let free = readable_bytes(ledger.wholly_free_bytes);
-        format!("{free} were free in whole segments, but they belong to other pools or streams")
+        format!("{free} were free in whole segments, but they {probably}belong to other pools or streams")
     };
-    let share = "share one graph pool among graphs that never run at the same time: \
-                 torch.cuda.graph(graph, pool=other.pool())";
-    let flush = "call torch.cuda.empty_cache() when a stream is no longer used";
-    let is_private = |segment: &Segment| segment.lane.pool.is_some_and(|pool| pool != DEFAULT_POOL);
-    let mut fixes = match moment.segments().iter().any(is_private) {
-        true => vec![share.to_owned()],
-        false => less_fragmentation(recording),
-    };
-    fixes.push(flush.to_owned());
+    let fixes = share_pools(recording, moment.segments().iter().any(is_private));
     Diagnosis {
         code: "other_pool",
         what,
@@ -372,6 +394,23 @@ fn other_pool(
         },
         fixes,
     }
+}
+
+/// Returns whether a segment belongs to the pool of a graph.
+fn is_private(segment: &Segment) -> bool {
+    segment.lane.pool.is_some_and(|pool| pool != DEFAULT_POOL)
+}
+
+/// Returns whether the file shows segments with at least `bytes` free bytes, and all of them belong to other
+/// streams than the failed request, or to the pools of graphs.
+fn are_of_others(recording: &Recording, explained: &Explained, moment: &Moment, bytes: u64) -> bool {
+    let Some(failed) = recording.event(explained.ledger.event as usize) else { return false };
+    let stream = recording.lane(failed).stream;
+    let has_room = |segment: &&Segment| {
+        segment.bytes.saturating_sub(sum_of(moment.blocks_in(segment))) >= bytes && bytes > 0
+    };
+    let mut free = moment.segments().iter().filter(has_room).peekable();
+    free.peek().is_some() && free.all(|segment| segment.lane.stream != stream || is_private(segment))
 }
 
 /// Returns the blocks of other streams in partly free segments. These blocks keep the free memory around them
@@ -401,7 +440,9 @@ fn fragmentation(
             number_of(segments, "segment"),
         ));
     }
+    let is_enough = explained.wanted_bytes.is_some_and(|wanted| wanted <= explained.ledger.unused_bytes());
     let unused = readable_bytes(explained.ledger.unused_bytes());
+    let device = readable_bytes(explained.device_free_bytes.unwrap_or(0));
     Diagnosis {
         code: "fragmentation",
         what: match recording.has_sums_only() {
@@ -409,7 +450,13 @@ fn fragmentation(
                 "{unused} were free in the allocator, but not for this request: fragmentation, or memory of \
                  another stream"
             ),
-            false => format!("{unused} were free, but in pieces that were too small: fragmentation"),
+            false if is_enough => {
+                format!("{unused} were free, but in pieces that were too small: fragmentation")
+            }
+            false => format!(
+                "{unused} in the allocator and {device} on the device were free, but in pieces that were too \
+                 small: fragmentation"
+            ),
         },
         evidence,
         holders: holders::by_stack(recording, blocks, HOLDERS),

@@ -20,6 +20,9 @@ const FRAMES: usize = 8;
 pub struct Holder {
     /// The size of the blocks in bytes, as the allocator rounded it.
     pub bytes: u64,
+    /// The size of the blocks in bytes, as the program requested it. If the source does not record the
+    /// requested sizes, it is the same number.
+    pub requested_bytes: u64,
     /// The number of blocks.
     pub blocks: u64,
     /// The code line that a person should read first. It is the innermost line of the user's code, as in
@@ -72,9 +75,19 @@ enum Common<'a> {
 #[derive(Default)]
 struct Sum {
     bytes: u64,
+    requested_bytes: u64,
     blocks: u64,
     /// The call stacks, and the bytes of each one.
     stacks: Vec<(Option<Id>, u64)>,
+}
+
+impl Sum {
+    /// Adds blocks. The sizes are rounded and requested bytes.
+    fn add(&mut self, bytes: u64, requested_bytes: u64, blocks: u64) {
+        self.bytes = self.bytes.saturating_add(bytes);
+        self.requested_bytes = self.requested_bytes.saturating_add(requested_bytes);
+        self.blocks += blocks;
+    }
 }
 
 /// Returns the call stacks that hold the most bytes of these blocks.
@@ -83,22 +96,19 @@ pub(super) fn by_stack<'a>(
     blocks: impl IntoIterator<Item = &'a LiveBlock>,
     count: usize,
 ) -> Vec<Holder> {
-    let mut stacks: HashMap<(Option<Id>, &'static str), (u64, u64)> = HashMap::new();
+    let mut stacks: HashMap<(Option<Id>, &'static str), Sum> = HashMap::new();
     for block in blocks {
         let without = if block.stack.is_none() { recording.without_stack(block.event) } else { "" };
-        let (bytes, blocks) = stacks.entry((block.stack, without)).or_default();
-        *bytes = bytes.saturating_add(block.rounded_bytes);
-        *blocks += 1;
+        stacks.entry((block.stack, without)).or_default().add(block.rounded_bytes, block.bytes, 1);
     }
     let mut sums: HashMap<Common<'_>, Sum> = HashMap::new();
-    for ((stack, without), (bytes, blocks)) in stacks {
+    for ((stack, without), Sum { bytes, requested_bytes, blocks, .. }) in stacks {
         let common = match stack {
             Some(stack) => Common::Key(recording.user_stack(stack).key()),
             None => Common::Without(without),
         };
         let sum = sums.entry(common).or_default();
-        sum.bytes = sum.bytes.saturating_add(bytes);
-        sum.blocks += blocks;
+        sum.add(bytes, requested_bytes, blocks);
         sum.stacks.push((stack, bytes));
     }
     let mut sums: Vec<(Common<'_>, Sum)> = sums.into_iter().collect();
@@ -120,6 +130,7 @@ fn holder(recording: &Recording, common: &Common<'_>, mut sum: Sum) -> Holder {
     let frames = || stack.frames().iter();
     Holder {
         bytes: sum.bytes,
+        requested_bytes: sum.requested_bytes,
         blocks: sum.blocks,
         lead,
         module_path: stack.module_path(),

@@ -1,10 +1,11 @@
-//! Finds leaks: live memory that grows without end.
+//! Finds possible leaks: live memory that grows in each part of the recording.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
-use millpond_engine::text::readable_bytes;
+use millpond_engine::text::{number_of, readable_bytes};
 
 use super::explanation::Diagnosis;
+use super::fixes;
 use super::holders::{self, HOLDERS};
 use crate::recording::{EventKind, Id, LiveBlock, Recording};
 
@@ -27,16 +28,27 @@ const LEAST_EVENTS: usize = 20;
 /// Without phases, a leak makes up at least this share of the live bytes.
 const LEAST_SHARE: f64 = 0.25;
 
-/// The advice about a leak.
-const KEPT: &str = "check which objects the code of these call stacks keeps: a list of losses without \
-                    .item(), a cache, a hook";
+/// The end of a sentence about a possible leak.
+pub(super) const POSSIBLY: &str = ": possibly a leak";
 
-/// Finds a leak as live memory that grows with each phase, or in each part of the recording.
+/// Finds a possible leak as live memory that grows with each phase, or in each part of the recording.
 pub(super) fn found(recording: &Recording) -> Option<Diagnosis> {
     by_phase(recording).or_else(|| by_part(recording))
 }
 
-/// Finds a leak as live memory that is larger at the end of each phase.
+/// Returns the advice about a leak.
+fn advice(recording: &Recording) -> Vec<String> {
+    let keeps = fixes::keep_less(recording);
+    vec![format!("if these blocks are kept by accident, drop them: {keeps}")]
+}
+
+/// Describes blocks by their number and their requested bytes.
+fn described(blocks: &[&LiveBlock]) -> String {
+    let bytes = blocks.iter().fold(0_u64, |sum, block| sum.saturating_add(block.bytes));
+    format!("{} of {}", number_of(blocks.len() as u64, "block"), readable_bytes(bytes))
+}
+
+/// Finds a possible leak as live memory that is larger at the end of each phase.
 fn by_phase(recording: &Recording) -> Option<Diagnosis> {
     let mut ends: HashMap<Id, Vec<(usize, u64)>> = HashMap::new();
     for (number, (event, bytes)) in recording.live_bytes().enumerate() {
@@ -51,20 +63,37 @@ fn by_phase(recording: &Recording) -> Option<Diagnosis> {
     if !grows || (last.1 - first.1) as f64 <= MUCH_GROWTH * first.1 as f64 {
         return None;
     }
-    let moment = recording.moment(last.0);
+    let (moment, end) = (recording.moment(last.0), recording.moment(usize::MAX));
     let born = |block: &&LiveBlock| (first.0..ends[ends.len() - 2].0).contains(&block.event);
+    let kept: Vec<&LiveBlock> = moment.blocks().iter().filter(born).collect();
+    let at_the_end: HashSet<usize> = end.blocks().iter().map(|block| block.event).collect();
+    let freed = kept.iter().filter(|block| !at_the_end.contains(&block.event)).count();
+    let later = match freed {
+        0 => "none of these blocks was freed before the file ends".to_owned(),
+        1 => "1 of these blocks was freed later".to_owned(),
+        freed => format!("{freed} of these blocks were freed later"),
+    };
     let name: String = recording.tag(tag).chars().take(80).collect();
+    let steps = ends.len() - 1;
     Some(Diagnosis {
         code: "leak",
-        what: format!("live memory grows with each `{name}`: a leak"),
-        evidence: vec![format!(
-            "live memory grew in each of {}, from {} to {}",
-            ends.len(),
-            readable_bytes(first.1),
-            readable_bytes(last.1)
-        )],
-        holders: holders::by_stack(recording, moment.blocks().iter().filter(born), HOLDERS),
-        fixes: vec![KEPT.to_owned()],
+        what: format!(
+            "live memory grew in each of {steps} phases `{name}`, by {} in all{POSSIBLY}",
+            readable_bytes(last.1 - first.1)
+        ),
+        evidence: vec![
+            format!(
+                "at the ends of these phases, live memory grew from {} to {}",
+                readable_bytes(first.1),
+                readable_bytes(last.1)
+            ),
+            format!(
+                "{} were allocated before the last of them and live at its end; {later}",
+                described(&kept)
+            ),
+        ],
+        holders: holders::by_stack(recording, kept, HOLDERS),
+        fixes: advice(recording),
     })
 }
 
@@ -103,24 +132,41 @@ pub(super) fn growth(recording: &Recording, frees_of: u64) -> Option<(u64, u64)>
     (rises && frees && is_much()).then_some((first, last))
 }
 
-/// Finds a leak by the low of each part, which is its fewest live bytes. Each low is above the previous one,
-/// although the program frees at least half as many blocks as it allocates. A program that only loads data
-/// frees fewer blocks.
+/// Finds a possible leak by the low of each part, which is its fewest live bytes. Each low is above the
+/// previous one, although the program frees at least half as many blocks as it allocates. A program that only
+/// loads data frees fewer blocks.
 fn by_part(recording: &Recording) -> Option<Diagnosis> {
     let (first, last) = growth(recording, 2)?;
     let events = recording.len();
     let since = FIRST_PARTS * events / PARTS;
     let moment = recording.moment(usize::MAX);
-    let kept = moment.blocks().iter().filter(|block| block.event >= since);
-    let (first, last) = (readable_bytes(first), readable_bytes(last));
+    let kept: Vec<&LiveBlock> = moment.blocks().iter().filter(|block| block.event >= since).collect();
+    let parts = PARTS - FIRST_PARTS;
     Some(Diagnosis {
         code: "leak",
-        what: format!("live memory never falls back, and grows from {first} to {last}: a leak"),
-        evidence: vec![format!(
-            "the least live memory rises in each of the last {} tenths of the file",
-            PARTS - FIRST_PARTS
-        )],
+        what: format!("{}{POSSIBLY}", rise(first, last)),
+        evidence: vec![
+            format!(
+                "in each of the last {} tenths of the file, the least live memory was above the least of the \
+                 tenth before",
+                parts - 1
+            ),
+            format!(
+                "{} were allocated in the last {parts} tenths, and not freed before the file ends",
+                described(&kept)
+            ),
+        ],
         holders: holders::by_stack(recording, kept, HOLDERS),
-        fixes: vec![KEPT.to_owned()],
+        fixes: advice(recording),
     })
+}
+
+/// Describes the growth that [`growth`] found.
+pub(super) fn rise(first: u64, last: u64) -> String {
+    format!(
+        "the least live memory rose from {} to {} over the last {} tenths of the file",
+        readable_bytes(first),
+        readable_bytes(last),
+        PARTS - FIRST_PARTS
+    )
 }

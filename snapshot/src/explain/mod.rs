@@ -5,6 +5,7 @@
 //! evidence of ([`Diagnosis`]), each with changes that help. At the end, it lists the data that the recording
 //! lacks.
 
+mod device;
 mod diagnoses;
 mod explanation;
 mod failure;
@@ -32,10 +33,10 @@ use verdict::Case;
 /// The most failed requests that are explained: the first ones and the last one.
 const MAX_FAILURES: usize = 10;
 
-/// Explains a recording. `device_bytes` is the size of the device. If it is `None`, the size in the recording
-/// is used, if the recording has one.
+/// Explains a recording. `device_bytes` is the size of the device, which counts unless the recording has the
+/// size itself. [`Explanation::check_device_bytes`] checks it.
 pub fn explain(recording: &Recording, device_bytes: Option<u64>) -> Explanation {
-    let device_bytes = device_bytes.or_else(|| recording.device_bytes());
+    let device_bytes = recording.device_bytes().or(device_bytes);
     // Large recordings have millions of blocks, so two threads share the work.
     let (sums, bounds) = beside(|| recording.sums(), &|| placement::bounds(recording));
     let mut occasions: Vec<(Occasion, usize, Option<u64>)> = failures(recording)
@@ -60,8 +61,10 @@ pub fn explain(recording: &Recording, device_bytes: Option<u64>) -> Explanation 
         largest: verdict::largest_request(recording),
     };
     Explanation {
-        version: 1,
+        version: 2,
         file: recording.file().to_owned(),
+        contradicts_itself: verdict.contradiction().is_some(),
+        recorded_device_bytes: recording.device_bytes(),
         verdict: verdict.verdict(),
         source: recording.source().clone(),
         device: recording.device(),
@@ -92,9 +95,8 @@ fn explained(
         let (occasion, number, wanted) = occasions[at];
         walk.go_to(number);
         let moment = walk.moment();
-        let ledger = moment.ledger();
-        let next = recording.event(number + 1).filter(|_| wanted.is_some());
-        let free = next.filter(|event| event.kind == EventKind::DeviceFree).map(|event| event.bytes);
+        let ledger = moment.ledger().as_recorded(recording);
+        let free = wanted.and_then(|_| recording.device_free_bytes(number));
         let known = device_bytes.zip(free).zip(ledger.reserved_bytes);
         let explained = Explained {
             occasion,

@@ -10,17 +10,35 @@ use crate::recording::{EventKind, Recording};
 /// The names under which a snapshot stores the value of the environment variable.
 const VARIABLES: [&str; 2] = ["PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"];
 
+/// Returns the environment variable that the program used, and its value, if the file has it.
+fn used(recording: &Recording) -> Option<(&'static str, &str)> {
+    VARIABLES.into_iter().find_map(|name| {
+        let mut settings = recording.settings().iter();
+        let (_, text) = settings.find(|(known, text)| known == name && !text.is_empty())?;
+        Some((name, text.as_str()))
+    })
+}
+
+/// Returns the environment variable that the program used, or else the variable that all versions read.
+pub(super) fn variable(recording: &Recording) -> &'static str {
+    used(recording).map_or(VARIABLES[0], |(name, _)| name)
+}
+
+/// Returns the value of the environment variable.
+pub(super) fn text(recording: &Recording) -> &str {
+    used(recording).map_or("", |(_, text)| text)
+}
+
 /// Returns the names of the settings in the environment variable that `is_wanted` accepts.
 pub(super) fn named(recording: &Recording, is_wanted: impl Fn(&str) -> bool) -> Vec<String> {
-    let has = |name: &&str| recording.settings().iter().find(|(known, _)| known == name);
-    let text = VARIABLES.iter().find_map(has).map_or("", |(_, text)| text);
-    pairs(text).into_iter().map(|(name, _)| name).filter(|name| is_wanted(name)).map(str::to_owned).collect()
+    let pairs = pairs(text(recording)).into_iter();
+    pairs.map(|(name, _)| name).filter(|name| is_wanted(name)).map(str::to_owned).collect()
 }
 
 /// Returns the settings that have no effect, each with the reason.
 pub(super) fn without_effect(recording: &Recording) -> Option<Diagnosis> {
     let has = |name: &str| recording.settings().iter().find(|(known, _)| known == name);
-    let (_, text) = VARIABLES.iter().find_map(|name| has(name)).filter(|(_, text)| !text.is_empty())?;
+    let (variable, text) = used(recording)?;
     let taken = Settings::of(recording).ok()?;
     let mut evidence = Vec::new();
     for (name, value) in pairs(text) {
@@ -37,15 +55,20 @@ pub(super) fn without_effect(recording: &Recording) -> Option<Diagnosis> {
             evidence.push(format!("`{name}:{value}` changed nothing: {why}"));
         }
     }
+    let mut fixes = vec![
+        "set the environment variable before Python starts: PyTorch reads it only once".to_owned(),
+        "run `millpond-replay tune FILE` to find settings that help".to_owned(),
+    ];
+    if variable != VARIABLES[0] {
+        // https://github.com/pytorch/pytorch/issues/183387
+        fixes.insert(1, format!("PyTorch 2.9 ignores settings in {variable}: use {}", VARIABLES[0]));
+    }
     (!evidence.is_empty()).then(|| Diagnosis {
         code: "settings_without_effect",
         what: "some settings of the allocator have no effect".to_owned(),
         evidence,
         holders: Vec::new(),
-        fixes: vec![
-            "set the environment variable before Python starts: PyTorch reads it once, on import".to_owned(),
-            "run `millpond-replay tune FILE` to find settings that help".to_owned(),
-        ],
+        fixes,
     })
 }
 

@@ -8,6 +8,7 @@ use millpond_engine::text::{number_of, plain, readable_bytes};
 use super::explanation::{Diagnosis, Explained, Explanation, Occasion, Verdict};
 use super::holders::{Holder, HolderFrame};
 use crate::placement::Bounds;
+use crate::recording::Source;
 
 /// The most code lines of the user that are printed for a call stack, unless all frames are printed.
 const LINES: usize = 3;
@@ -101,7 +102,8 @@ pub fn print(explanation: &Explanation, style: Style, out: &mut impl Write) -> i
         print_diagnosis(diagnosis, looks, out)?;
     }
     for moment in explanation.moments.iter().filter(|_| !failures_only) {
-        ledger(moment, sums_only, looks, out)?;
+        let free = if source.format == Source::BFC { "until the allocator's limit" } else { "on the device" };
+        ledger(moment, sums_only, free, looks, out)?;
     }
     if !explanation.not_known.is_empty() {
         writeln!(out, "{head}not known:{end}")?;
@@ -129,7 +131,13 @@ fn print_diagnosis(diagnosis: &Diagnosis, looks: Looks, out: &mut impl Write) ->
     writeln!(out)
 }
 
-fn ledger(moment: &Explained, sums_only: bool, looks: Looks, out: &mut impl Write) -> io::Result<()> {
+fn ledger(
+    moment: &Explained,
+    sums_only: bool,
+    about_free: &str,
+    looks: Looks,
+    out: &mut impl Write,
+) -> io::Result<()> {
     let ledger = &moment.ledger;
     let occasion = match moment.occasion {
         Occasion::Peak => "at the peak",
@@ -156,12 +164,14 @@ fn ledger(moment: &Explained, sums_only: bool, looks: Looks, out: &mut impl Writ
     } else if ledger.reserved_bytes.is_some() {
         line("wholly free", ledger.wholly_free_bytes, "in segments without blocks")?;
         line("pinned", ledger.pinned_bytes, "free next to live blocks: fragmentation")?;
-        line("rounding", ledger.rounding_bytes, "part of active")?;
+        if ledger.has_rounding() {
+            line("rounding", ledger.rounding_bytes, "part of active")?;
+        }
         line("held", ledger.held_bytes, "part of active: freed, but waiting for streams")?;
         line("largest free", ledger.largest_free_bytes, "in one piece")?;
     }
     if let Some(free) = moment.device_free_bytes {
-        line("device free", free, "on the device")?;
+        line("device free", free, about_free)?;
     }
     if let Some(outside) = moment.outside_bytes {
         line("outside", outside, "used outside of the allocator")?;
@@ -177,7 +187,11 @@ fn holders(holders: &[Holder], looks: Looks, out: &mut impl Write) -> io::Result
         let lead = plain(&holder.lead);
         let modules =
             holder.module_path.as_ref().map_or(String::new(), |path| format!("  ({})", plain(path)));
-        writeln!(out, "  {bytes:>10} in {blocks}: {lead}{backward}{modules}")?;
+        let requested = match format_bytes(holder.requested_bytes) {
+            requested if requested == bytes => String::new(),
+            requested => format!(" ({requested} requested)"),
+        };
+        writeln!(out, "  {bytes:>10} in {blocks}{requested}: {lead}{backward}{modules}")?;
         if looks.has_all_frames {
             for HolderFrame { function, file, line, kind } in &holder.frames {
                 writeln!(out, "      {:<12}{} ({}:{line})", kind.name(), plain(function), plain(file))?;

@@ -3,8 +3,8 @@
 use millpond_engine::text::{number_of, readable_bytes};
 
 use super::explanation::{Diagnosis, Explained, Occasion, Verdict};
-use super::failure::BEYOND_ANY_DEVICE;
-use super::pinned;
+use super::failure::{BEYOND_ANY_DEVICE, size_of_request};
+use super::{leak, pinned};
 use crate::recording::{EventKind, Recording, Source, Sums};
 
 /// Free memory of an allocator is a problem if it makes up at least this share of its reserved bytes.
@@ -22,7 +22,7 @@ struct Facts {
     is_beyond_device: bool,
     /// The file contradicts itself.
     contradicts: bool,
-    /// Live memory grows without end.
+    /// Live memory grew in each part of the recording.
     leaks: bool,
     /// Live blocks pin much free memory, or much more memory was reserved than used.
     is_fragmented: bool,
@@ -38,6 +38,11 @@ struct Facts {
     is_too_little: bool,
     /// Some settings have no effect.
     has_idle_settings: bool,
+}
+
+/// Returns whether unused bytes are a problem.
+fn is_much(unused: u64, sums: &Sums) -> bool {
+    unused >= LEAST_UNUSED && unused as f64 >= MUCH_UNUSED * sums.peak_reserved_bytes.unwrap_or(0) as f64
 }
 
 /// A row of the table: the code of a verdict, and the condition.
@@ -77,12 +82,8 @@ impl Facts {
             recording.unknowns().iter().any(|unknown| codes.contains(&unknown.code.as_str()))
         };
         let unused = case.unused();
-        let is_much = |bytes: u64| {
-            bytes >= LEAST_UNUSED
-                && bytes as f64 >= MUCH_UNUSED * sums.peak_reserved_bytes.unwrap_or(0) as f64
-        };
-        let is_pinned = unused.is_some_and(|(pinned, _)| is_much(pinned));
-        let is_idle = unused.is_some_and(|(_, idle)| is_much(idle));
+        let is_pinned = unused.is_some_and(|(pinned, _)| is_much(pinned, sums));
+        let is_idle = unused.is_some_and(|(_, idle)| is_much(idle, sums));
         Self {
             failure: case.failure.map(|(_, diagnosis)| diagnosis.code),
             is_beyond_device: case.largest > case.device_bytes.unwrap_or(BEYOND_ANY_DEVICE),
@@ -148,7 +149,7 @@ impl Case<'_> {
     }
 
     /// Returns the first contradiction of the file.
-    fn contradiction(&self) -> Option<String> {
+    pub(super) fn contradiction(&self) -> Option<String> {
         let check = self.recording.check().filter(|check| !check.is_equal());
         let unequal = check.map(|check| {
             let why = check.first.as_deref().unwrap_or("counts differ");
@@ -168,7 +169,7 @@ impl Case<'_> {
     fn out_of_memory(&self, code: &str, moment: &Explained, diagnosis: &Diagnosis) -> String {
         let bytes = readable_bytes;
         let ledger = &moment.ledger;
-        let wanted = bytes(moment.wanted_bytes.unwrap_or(0));
+        let wanted = size_of_request(self.recording, moment.wanted_bytes.unwrap_or(0));
         let asker = moment.wanted_by.as_ref().map_or(String::new(), |line| format!(" by {line}"));
         if code == "oom_pinned_memory" {
             let what = "page-locked (pinned) memory of the host, not of the GPU";
@@ -179,11 +180,11 @@ impl Case<'_> {
                 Some(device) => format!("the device has only {} in all", bytes(device)),
                 None => "no device has so much memory".to_owned(),
             },
-            "oom_leak" => self.text_of("leak"),
+            "oom_leak" => with_leak(&diagnosis.what, &self.text_of("leak")),
             "oom_fragmentation" => {
                 let reserved = ledger.reserved_bytes.unwrap_or(0);
                 format!(
-                    "{}, {} of the reserved bytes",
+                    "{} ({} of the reserved bytes were free)",
                     diagnosis.what,
                     percent(ledger.unused_bytes(), reserved)
                 )
@@ -192,7 +193,8 @@ impl Case<'_> {
         };
         let (has_sums_only, has_failures_only) =
             (self.recording.has_sums_only(), self.recording.has_failures_only());
-        let is_partial = self.recording.begins_late() && !has_sums_only && !has_failures_only;
+        // A file without a trace has the whole memory at the failed request.
+        let is_partial = self.recording.begins_late() && !self.recording.lacks("no_trace");
         let doubt = match (self.contradiction(), is_partial) {
             (Some(_), _) => "; the file contradicts itself, so these figures may be wrong",
             (None, true) => "; the file begins late, so the real figures may be higher",
@@ -227,19 +229,23 @@ impl Case<'_> {
             "leak" | "held_by_streams" | "rounding" | "settings_without_effect" => self.text_of(code),
             "fragmented" => {
                 let active = self.peak().map_or(0, |peak| peak.ledger.active_bytes);
-                let (unused, what) = match self.recording.begins_late() {
-                    true => (pinned, "were free at the peak, but between live blocks"),
-                    false => (reserved.saturating_sub(active), "were never in use at once"),
+                let is_pinned = self.recording.begins_late() || is_much(pinned, sums);
+                let (how, unused, what) = match is_pinned {
+                    true => ("fragmented", pinned, "were free at the peak, but between live blocks"),
+                    false => {
+                        let beyond = reserved.saturating_sub(active);
+                        ("more reserved than needed", beyond, "were more than was in use at the peak")
+                    }
                 };
                 format!(
-                    "fragmented, without a failure: {} of {} reserved ({}) {what}",
+                    "{how}, without a failure: {} of {} reserved ({}) {what}",
                     bytes(unused),
                     bytes(reserved),
                     percent(unused, reserved)
                 )
             }
             "idle" => format!(
-                "the allocator holds memory that nothing uses: {} of {} reserved ({}) were in segments \
+                "the allocator held memory that nothing used: {} of {} reserved ({}) were in segments \
                  without blocks at the peak",
                 bytes(idle),
                 bytes(reserved),
@@ -300,6 +306,15 @@ impl Case<'_> {
             "no problem of device memory: {figures}. The file does not tell about memory of the host: if the \
              program failed, give `explain` its error text"
         )
+    }
+}
+
+/// Joins the cause of a failed request and a possible leak. The cause may end with the evidence of the leak.
+fn with_leak(cause: &str, leak: &str) -> String {
+    let evidence = leak.trim_end_matches(leak::POSSIBLY);
+    match cause.strip_suffix(evidence) {
+        Some(cause) => format!("{cause}{leak}"),
+        None => format!("{cause}; {leak}"),
     }
 }
 

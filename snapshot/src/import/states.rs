@@ -156,10 +156,7 @@ impl States {
         let Some(Failure { bytes, stack, device_free }) = state.failure else { return Ok(()) };
         let event = Event { bytes, stack, lane: plain, ..Event::new(EventKind::AllocateFailure) };
         recording.push(event, budget)?;
-        if let Some(bytes) = device_free {
-            recording.push(Event { bytes, lane: plain, ..Event::new(EventKind::DeviceFree) }, budget)?;
-        }
-        Ok(())
+        device_free.map_or(Ok(()), |bytes| recording.set_device_free(bytes, budget).map(drop))
     }
 
     fn end(&mut self, event: Event, budget: &mut Budget) -> Result<(), Exceeded> {

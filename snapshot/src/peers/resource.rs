@@ -75,7 +75,7 @@ impl<M: Model> Peer<M> {
         report.held_bytes = inner.model.reserved_bytes();
         report.live_bytes = inner.statistics.bytes_requested;
         report.live_blocks = inner.live.len() as u64;
-        report.largest_free_block = inner.model.free_blocks().0;
+        report.largest_free_block = Some(inner.model.free_blocks().0);
         let Some(MemoryInfo { free, total }) = device else { return };
         let short = report.requested_bytes.saturating_sub(free);
         if short == 0 || report.requested_bytes > total {

@@ -7,7 +7,7 @@ use millpond_engine::log::Flaws;
 use serde::Serialize;
 
 use super::texts::{RawFrame, Table};
-use super::{Event, Id, Lane, StateCheck};
+use super::{Event, EventKind, Id, Lane, StateCheck};
 use crate::blocks::Blocks;
 use crate::budget::{Budget, Exceeded};
 use crate::frames::{Frame, Kind, classify, common_folder, is_native};
@@ -19,8 +19,9 @@ const MAX_TEXT_BYTES: usize = 2048;
 /// The most frames of a call stack that are kept, counted from the innermost frame.
 const MAX_FRAMES: usize = 2048;
 
-/// The bytes of an entry in the map of rounded sizes, including the entry's share of the map's free space.
-const ROUNDED_BYTES: usize = 32;
+/// The bytes of an entry in the maps of rounded sizes and of free bytes, including the entry's share of the
+/// map's free space.
+const ENTRY_BYTES: usize = 32;
 
 /// The codes of gaps that mean that the beginning of the recording is missing.
 const LATE: [&str; 3] = ["no_trace", "ring_wrapped", Flaws::BEGAN_LATE];
@@ -101,6 +102,8 @@ pub struct Recording {
     events: Blocks<Event>,
     /// The rounded sizes of blocks by the number of the event, if the source records them.
     rounded: HashMap<u32, u64>,
+    /// The free bytes of the device at failed requests, by the number of the event.
+    device_free: HashMap<u32, u64>,
     lanes: Table<Lane>,
     tags: Table<Box<str>>,
     names: Table<Box<str>>,
@@ -133,6 +136,8 @@ impl Kinds {
 impl Source {
     /// The format of PyTorch's memory snapshots.
     pub(crate) const PYTORCH: &'static str = "PyTorch memory snapshot";
+    /// The format of snapshots that millpond writes in PyTorch's form.
+    pub(crate) const MILLPOND: &'static str = "millpond memory snapshot";
     /// The format of PyTorch's out-of-memory messages.
     pub(crate) const PYTORCH_MESSAGE: &'static str = "PyTorch out-of-memory message";
     /// The format of messages that page-locked memory of the host could not be allocated.
@@ -150,6 +155,15 @@ impl Recording {
     pub(crate) const DEVICE_BYTES: &'static str = "bytes of the device";
     /// The name of the detail with the most bytes that the allocator may use.
     pub(crate) const LIMIT_BYTES: &'static str = "limit in bytes";
+    /// The name of the detail with the allocator of a framework that has several.
+    pub(crate) const ALLOCATOR: &'static str = "allocator";
+    /// PyTorch's allocator that passes all requests on to the driver.
+    pub(crate) const ASYNC: &'static str = "cudaMallocAsync";
+    /// The name of the detail with the versions of PyTorch that write such a file: one of the next three.
+    pub(crate) const VERSION: &'static str = "version of PyTorch";
+    pub(crate) const UP_TO_1_3: &'static str = "1.3 or earlier";
+    pub(crate) const UP_TO_2_0: &'static str = "1.4 to 2.0";
+    pub(crate) const SINCE_2_1: &'static str = "2.1 or later";
 
     /// Returns an empty recording.
     pub(crate) fn new(file: impl Into<String>, format: &str) -> Self {
@@ -165,6 +179,7 @@ impl Recording {
             before: Vec::new(),
             events: Blocks::new(),
             rounded: HashMap::default(),
+            device_free: HashMap::default(),
             lanes: Table::default(),
             tags: Table::default(),
             names: Table::default(),
@@ -245,10 +260,15 @@ impl Recording {
         self.unknowns.iter().any(|unknown| unknown.code == code)
     }
 
+    /// Returns the value of a detail of the source.
+    pub(crate) fn detail_of(&self, name: &str) -> Option<&str> {
+        let detail = self.source.details.iter().find(|(known, _)| known == name)?;
+        Some(&detail.1)
+    }
+
     /// Returns the size in a detail of the source.
     fn bytes_of(&self, name: &str) -> Option<u64> {
-        let detail = self.source.details.iter().find(|(known, _)| known == name)?;
-        detail.1.parse().ok()
+        self.detail_of(name)?.parse().ok()
     }
 
     /// Returns the unit of times.
@@ -309,6 +329,12 @@ impl Recording {
     /// it.
     pub fn rounded_bytes(&self, number: usize) -> Option<u64> {
         self.rounded.get(&u32::try_from(number).ok()?).copied()
+    }
+
+    /// Returns the free bytes of the device when the request with this number failed, if the source records
+    /// them.
+    pub fn device_free_bytes(&self, number: usize) -> Option<u64> {
+        self.device_free.get(&u32::try_from(number).ok()?).copied()
     }
 
     /// Returns the text of a tag.
@@ -380,10 +406,11 @@ impl Recording {
         self.events.push(event, budget).map(drop)
     }
 
-    /// Puts events before all other events. No event may have a rounded size, because rounded sizes are
+    /// Puts events before all other events. No event may have a rounded size or free bytes, because these are
     /// stored by event number.
     pub(crate) fn set_before(&mut self, events: Vec<Event>) {
-        debug_assert!(self.rounded.is_empty() || events.is_empty(), "rounded sizes are numbered");
+        let is_numbered = !self.rounded.is_empty() || !self.device_free.is_empty();
+        debug_assert!(!is_numbered || events.is_empty(), "sizes are stored by event number");
         self.before = events;
     }
 
@@ -411,9 +438,19 @@ impl Recording {
         rounded_bytes: u64,
         budget: &mut Budget,
     ) -> Result<(), Exceeded> {
-        budget.take(ROUNDED_BYTES)?;
+        budget.take(ENTRY_BYTES)?;
         self.rounded.insert(event as u32, rounded_bytes);
         Ok(())
+    }
+
+    /// Stores the free bytes of the device for the last event, if that event is a failed request. Returns
+    /// whether it is.
+    pub(crate) fn set_device_free(&mut self, bytes: u64, budget: &mut Budget) -> Result<bool, Exceeded> {
+        let last = self.len().checked_sub(1).filter(|&last| self.at(last).kind == EventKind::AllocateFailure);
+        let Some(last) = last else { return Ok(false) };
+        budget.take(ENTRY_BYTES)?;
+        self.device_free.insert(last as u32, bytes);
+        Ok(true)
     }
 
     pub(crate) fn add_lane(&mut self, lane: Lane, budget: &mut Budget) -> Result<u32, Exceeded> {
@@ -462,7 +499,7 @@ impl PartialEq for Recording {
         };
         let heads = |recording: &Self| {
             let Self { source, clock, settings, unknowns, check, .. } = recording;
-            let rounded = recording.rounded.clone();
+            let by_number = (recording.rounded.clone(), recording.device_free.clone());
             (
                 source.clone(),
                 recording.device_name(),
@@ -470,7 +507,7 @@ impl PartialEq for Recording {
                 settings.clone(),
                 unknowns.clone(),
                 check.clone(),
-                rounded,
+                by_number,
             )
         };
         heads(self) == heads(other)

@@ -129,7 +129,14 @@ impl<W: Write> Writer<'_, W> {
         if let Some(stack) = event.stack {
             self.define_stack(stack)?;
         }
-        if event.kind.is_row() { self.row(number, event) } else { self.event_note(event) }
+        if !event.kind.is_row() {
+            return self.event_note(event);
+        }
+        self.row(number, event)?;
+        match self.recording.device_free_bytes(number) {
+            Some(bytes) => self.device_free(bytes),
+            None => Ok(()),
+        }
     }
 
     fn row(&mut self, number: usize, event: &Event) -> io::Result<()> {
@@ -210,6 +217,14 @@ impl<W: Write> Writer<'_, W> {
             Some(tag) => write!(notes, "{tag}"),
             None => write!(notes, "-"),
         };
+        Ok(())
+    }
+
+    /// Writes a note with the free bytes of the device, which belongs to the failed request before it. It has
+    /// the fields of an event.
+    fn device_free(&mut self, bytes: u64) -> io::Result<()> {
+        self.start_note()?;
+        let _ = write!(self.notes, "{} 0x0 {bytes} 0 0 - - - 0 -", word::DEVICE_FREE);
         Ok(())
     }
 

@@ -24,8 +24,6 @@ pub enum EventKind {
     SegmentMap,
     /// The allocator unmapped memory from an expandable segment.
     SegmentUnmap,
-    /// The event records how many bytes of the device were free at the failed request before this event.
-    DeviceFree,
     /// The program wrote the state of its memory to a file.
     Snapshot,
     /// The program named a block. The tag is the name.
@@ -40,7 +38,7 @@ pub enum EventKind {
 
 impl EventKind {
     /// All kinds.
-    pub const ALL: [Self; 14] = [
+    pub const ALL: [Self; 13] = [
         Self::Allocate,
         Self::FreeRequested,
         Self::Free,
@@ -49,7 +47,6 @@ impl EventKind {
         Self::SegmentFree,
         Self::SegmentMap,
         Self::SegmentUnmap,
-        Self::DeviceFree,
         Self::Snapshot,
         Self::Annotate,
         Self::PhaseStart,
@@ -68,7 +65,6 @@ impl EventKind {
             Self::SegmentFree => "segment_free",
             Self::SegmentMap => "segment_map",
             Self::SegmentUnmap => "segment_unmap",
-            Self::DeviceFree => "device_free",
             Self::Snapshot => "snapshot",
             Self::Annotate => "annotate",
             Self::PhaseStart => "phase_start",

@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use super::Moment;
+use super::{Moment, Recording};
 
 /// The memory of an allocator at one moment, in bytes. The reserved bytes are a sum: `reserved = active +
 /// wholly free + pinned`. The active bytes include the bytes that rounding added, and blocks that wait for
@@ -12,11 +12,14 @@ use super::Moment;
 /// for the blocks that are live at the end. For other blocks in segments, the rounding follows PyTorch's
 /// default rules. Blocks outside of segments have no rounding; all blocks in RMM's logs are such blocks.
 ///
+/// Numbers that the source does not tell are 0, and null in JSON.
+///
 /// ```
 /// use millpond_snapshot::recording::Ledger;
 /// assert_eq!(Ledger::default().unused_bytes(), 0);
 /// ```
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug, Serialize)]
+#[serde(into = "Told")]
 #[non_exhaustive]
 pub struct Ledger {
     /// The number of the event before this moment, counted from 0.
@@ -42,9 +45,68 @@ pub struct Ledger {
     pub segments: u64,
     /// The number of blocks that are in use, or that wait for other streams.
     pub live_blocks: u64,
+    /// Whether the source does not tell the pieces of free memory, although it has the reserved bytes.
+    pub(crate) lacks_pieces: bool,
+    /// Whether the source does not tell which bytes rounding added.
+    pub(crate) lacks_rounding: bool,
+}
+
+/// A ledger in JSON. It has only the numbers that the source tells.
+#[derive(Serialize)]
+struct Told {
+    event: u64,
+    reserved_bytes: Option<u64>,
+    active_bytes: u64,
+    requested_bytes: u64,
+    rounding_bytes: Option<u64>,
+    held_bytes: Option<u64>,
+    wholly_free_bytes: Option<u64>,
+    pinned_bytes: Option<u64>,
+    largest_free_bytes: Option<u64>,
+    segments: Option<u64>,
+    live_blocks: Option<u64>,
+}
+
+impl From<Ledger> for Told {
+    fn from(ledger: Ledger) -> Self {
+        let Ledger { event, reserved_bytes, active_bytes, requested_bytes, .. } = ledger;
+        let piece = |number: u64| ledger.has_pieces().then_some(number);
+        Self {
+            event,
+            reserved_bytes,
+            active_bytes,
+            requested_bytes,
+            rounding_bytes: ledger.has_rounding().then_some(ledger.rounding_bytes),
+            held_bytes: piece(ledger.held_bytes),
+            wholly_free_bytes: piece(ledger.wholly_free_bytes),
+            pinned_bytes: piece(ledger.pinned_bytes),
+            largest_free_bytes: piece(ledger.largest_free_bytes),
+            segments: piece(ledger.segments),
+            live_blocks: (!ledger.lacks_pieces).then_some(ledger.live_blocks),
+        }
+    }
 }
 
 impl Ledger {
+    /// Returns the ledger without the numbers that the recording's source does not tell.
+    pub(crate) fn as_recorded(self, recording: &Recording) -> Self {
+        Self {
+            lacks_pieces: recording.has_sums_only(),
+            lacks_rounding: recording.has_sums_only() || recording.lacks("rounded"),
+            ..self
+        }
+    }
+
+    /// Returns whether the source tells the pieces of free memory.
+    pub(crate) fn has_pieces(&self) -> bool {
+        self.reserved_bytes.is_some() && !self.lacks_pieces
+    }
+
+    /// Returns whether the source tells which bytes rounding added.
+    pub(crate) fn has_rounding(&self) -> bool {
+        self.reserved_bytes.is_some() && !self.lacks_rounding
+    }
+
     /// Returns the free bytes of the allocator: the wholly free bytes and the pinned bytes.
     pub fn unused_bytes(&self) -> u64 {
         self.wholly_free_bytes + self.pinned_bytes

@@ -38,8 +38,8 @@ pub struct LiveBlock {
     /// The size in bytes, as requested.
     pub bytes: u64,
     /// The rounded size in bytes, as the source records it. If the source does not record it, the size of a
-    /// block in a segment is rounded by PyTorch's rules. The size of any other block is the requested size,
-    /// because the rules of its allocator are not known.
+    /// block in a segment of PyTorch is rounded by PyTorch's rules. The size of any other block is the
+    /// requested size, because the rules of its allocator are not known.
     pub rounded_bytes: u64,
     /// Whether the program had freed the block, and the block waited for other streams.
     pub is_held: bool,
@@ -124,12 +124,15 @@ impl<'a> Walk<'a> {
     /// Returns the memory after the last event.
     pub(crate) fn moment(&self) -> Moment {
         let mut segments: Vec<Segment> = self.segments.values().copied().collect();
+        let format = self.recording.source().format.as_str();
         let block = |(&address, &(at, is_held)): (&u64, &(usize, bool))| {
             let event = self.recording.event(at)?;
+            // millpond's resources do not round as PyTorch does.
+            let unrounded = if format == Source::MILLPOND { event.bytes.max(1) } else { 0 };
             Some(LiveBlock {
                 address,
                 bytes: event.bytes,
-                rounded_bytes: self.recording.rounded_bytes(at).unwrap_or(0),
+                rounded_bytes: self.recording.rounded_bytes(at).unwrap_or(unrounded),
                 is_held,
                 stack: event.stack,
                 event: at,
@@ -144,8 +147,7 @@ impl<'a> Walk<'a> {
             segments[at - 1].bytes = segments[at - 1].bytes.min(room);
         }
         // Another allocator may not round as PyTorch does.
-        let is_rounded = self.recording.source().format == Source::PYTORCH;
-        round(&segments, &mut blocks, is_rounded);
+        round(&segments, &mut blocks, format == Source::PYTORCH);
         for at in 1..blocks.len() {
             let room = blocks[at].address - blocks[at - 1].address;
             blocks[at - 1].rounded_bytes = blocks[at - 1].rounded_bytes.min(room);

@@ -17,6 +17,7 @@ pub(crate) mod word {
     pub(crate) const FRAME: &str = "frame";
     pub(crate) const STACK: &str = "stack";
     pub(crate) const TAG: &str = "tag";
+    pub(crate) const DEVICE_FREE: &str = "device_free";
 }
 
 /// Characters that start a formula in spreadsheets. OWASP's list also has tab and carriage return, but words

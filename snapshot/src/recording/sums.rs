@@ -11,7 +11,8 @@ use super::{EventKind, Recording};
 #[derive(Clone, Default, PartialEq, Eq, Debug, Serialize)]
 #[non_exhaustive]
 pub struct Sums {
-    /// The number of events, including events from before the recording.
+    /// The number of events, including events from before the recording. If the source has only sums of
+    /// bytes, only the failed requests count: the counts of allocations, frees and blocks are 0.
     pub events: u64,
     /// The number of allocations in the recording.
     pub allocations: u64,
@@ -100,6 +101,11 @@ impl Recording {
         }
         sums.failed_requests = failed.count();
         sums.live_blocks = live.len() as u64;
+        if self.has_sums_only() {
+            // The importer draws the sums as blocks, so only the failed requests were events.
+            sums.events = sums.failures;
+            (sums.allocations, sums.frees, sums.blocks_before, sums.live_blocks) = (0, 0, 0, 0);
+        }
         sums.reserved_bytes = has_segments.then_some(reserved);
         sums.peak_reserved_bytes = has_segments.then_some(peak_reserved);
         sums

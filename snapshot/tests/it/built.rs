@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 
 use millpond_engine::program::Limits;
-use millpond_snapshot::explain::explain;
+use millpond_snapshot::explain::{Style, explain, print};
 use millpond_snapshot::fidelity::Fidelity;
 use millpond_snapshot::import::{self, Options};
 use millpond_snapshot::recording::{EventKind, Recording};
@@ -123,6 +123,36 @@ fn settings() -> Py {
         ("max_split_size", Py::Int(-1)),
         ("roundup_power2_divisions", dict([("1", 0.into()), ("2", 4.into())])),
     ])
+}
+
+/// millpond's own snapshots name its stacks. Advice about PyTorch's allocator would not help.
+#[test]
+fn a_snapshot_of_millpond_is_explained_for_millpond() {
+    let settings = dict([("millpond", "cuda+pool".into()), ("expandable_segments", Py::Bool(false))]);
+    // The last event fails, although half of the segment is free.
+    let failure = entry("oom", 0, 3 << 19, &[("device_free", 0.into())]);
+    let events = vec![
+        entry("segment_alloc", BASE, 2 << 20, &[]),
+        entry("alloc", BASE, 1000, &[]),
+        entry("alloc", BASE + 4096, 300, &[]),
+        entry("free_requested", BASE, 1000, &[]),
+        entry("free_completed", BASE, 1000, &[]),
+        failure,
+    ];
+    let kept = vec![block(BASE + 4096, 512, 300, "active_allocated")];
+    let segments = vec![segment(0, BASE, 2 << 20, kept)];
+    let snapshot = snapshot(segments, vec![events], vec![("allocator_settings", settings)]);
+    let recording = imported(&pickle(&snapshot, 4));
+    assert_eq!(recording.source().format, "millpond memory snapshot");
+    // A block that was freed has only its requested size, because millpond does not round as PyTorch does.
+    assert_eq!(recording.moment(1).ledger().active_bytes, 1000);
+    let explanation = explain(&recording, None);
+    let mut out = Vec::new();
+    print(&explanation, Style::new(false), &mut out).unwrap();
+    let text = String::from_utf8(out).unwrap();
+    assert!(explanation.verdict.code.starts_with("oom_") && text.contains("pages=off"), "{text}");
+    assert!(text.contains("outside millpond's stack"), "{text}");
+    assert!(!text.contains("PyTorch") && !text.contains("PYTORCH") && !text.contains("torch."), "{text}");
 }
 
 /// Snapshots of one program, in the form of each version.

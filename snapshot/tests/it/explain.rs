@@ -3,7 +3,7 @@
 use std::fmt::Write;
 
 use millpond_snapshot::explain::{Diagnosis, Explanation, Occasion, explain};
-use millpond_snapshot::recording::Recording;
+use millpond_snapshot::recording::{EventKind, Recording};
 
 use crate::imported;
 use crate::snapshots::{facts, snapshot};
@@ -67,7 +67,7 @@ fn an_allocator_that_is_not_pytorchs_rounds_nothing_that_is_known() {
 /// A log with segments: each event is an action, an address in MiB, and a size in MiB.
 fn log(events: &[(&str, u64, u64)]) -> Recording {
     let mut text = "Thread,Time,Action,Pointer,Size,Stream,Alignment,Stack,Notes\n".to_owned();
-    let mut notes = "source test;frame 1 7 keep train.py;stack 1 1".to_owned();
+    let mut notes = "source PyTorch%20memory%20snapshot;frame 1 7 keep train.py;stack 1 1".to_owned();
     for &(action, place, size) in events {
         let (address, bytes) = ((1 << 40) + place * MIB, size * MIB);
         match action {
@@ -159,6 +159,17 @@ fn a_leak_is_memory_that_grows_with_each_step() {
     let explanation = explain(&log(&leaking), None);
     let diagnosis = only(&explanation);
     assert_eq!((diagnosis.code, diagnosis.holders[0].bytes), ("leak", 3 * 3 * MIB));
+    assert_eq!(
+        diagnosis.what,
+        "live memory grew in each of 4 phases `step`, by 12MiB in all: possibly a leak"
+    );
+    let kept = |later: &str| {
+        format!("3 blocks of 9MiB were allocated before the last of them and live at its end; {later}")
+    };
+    assert_eq!(diagnosis.evidence[1], kept("none of these blocks was freed before the file ends"));
+    // The program may free these blocks later.
+    let freed = [leaking.as_slice(), &[("free", 5100, 3), ("snapshot", 0, 0)]].concat();
+    assert_eq!(only(&explain(&log(&freed), None)).evidence[1], kept("1 of these blocks was freed later"));
     let steady: Vec<_> = (1..8).flat_map(|number| step(number, if number < 4 { 3 } else { 0 })).collect();
     assert_eq!(explain(&log(&steady), None).diagnoses, []);
 }
@@ -205,6 +216,85 @@ fn settings_that_the_allocator_did_not_take_or_that_change_nothing_are_named() {
             .any(|diagnosis| diagnosis.code == "settings_without_effect");
         assert_eq!(has_idle, name == "roundup_list", "{name}: {}", facts["conf"]);
     }
+}
+
+#[test]
+fn a_size_of_the_device_that_contradicts_the_file_is_refused() {
+    let full = [("segment_alloc", 3000, 30), ("allocate", 3000, 30), ("allocate failure", 14, 20)];
+    let explanation = explain(&log(&full), None);
+    assert_eq!(explanation.check_device_bytes(44 * MIB), Ok(()));
+    let error = explanation.check_device_bytes(43 * MIB).unwrap_err();
+    let why = "a device with 43MiB contradicts the file: at event 3, 30MiB were reserved, and 14MiB of the \
+               device were free; give the size of the device on which the program ran";
+    assert!(error.starts_with(why), "{error}");
+    // What was reserved or live at one time also proves a size.
+    let half = [("segment_alloc", 3000, 30), ("allocate", 3000, 15)];
+    let error = explain(&log(&half), None).check_device_bytes(29 * MIB).unwrap_err();
+    assert!(error.contains("30MiB were reserved at one time"), "{error}");
+    let text = format!("{}1,0,allocate,0x100,1000,0\n", crate::HEADER);
+    let error = explain(&imported(text.as_bytes()), None).check_device_bytes(999).unwrap_err();
+    assert!(error.contains("1000B were live at one time"), "{error}");
+    // A file that contradicts itself proves nothing.
+    let text = format!("{text}1,0,allocate,0x100,1000,0\n");
+    assert_eq!(explain(&imported(text.as_bytes()), None).check_device_bytes(999), Ok(()));
+}
+
+#[test]
+fn a_program_does_not_fit_into_what_it_could_get_and_the_device_is_not_mentioned() {
+    let full = [("segment_alloc", 3000, 30), ("allocate", 3000, 30), ("allocate failure", 14, 20)];
+    let what = &explain(&log(&full), None).diagnoses[0].what;
+    let expected = "the program does not fit: with 30MiB in use, 14MiB were left in the allocator and on the \
+                    device for a request for 20MiB: 6MiB were missing";
+    assert_eq!(what, expected);
+    // PyTorch serves small requests from large segments.
+    let small = [&full[..2], &[("allocate failure", 14, 2)]].concat();
+    let what = &explain(&log(&small), None).diagnoses[0].what;
+    assert!(what.contains("for a request for 2MiB, which needs a segment of 20MiB: 6MiB were"), "{what}");
+}
+
+/// Free memory on the device and in the allocator may suffice only together.
+#[test]
+fn pieces_of_free_memory_are_named_with_their_places() {
+    let events = [("segment_alloc", 0, 20), ("allocate", 0, 10), ("allocate failure", 20, 25)];
+    let diagnosis = &explain(&log(&events), None).diagnoses[0];
+    let expected = "10MiB in the allocator and 20MiB on the device were free, but in pieces that were too \
+                    small: fragmentation";
+    assert_eq!((diagnosis.code, diagnosis.what.as_str()), ("fragmentation", expected));
+}
+
+#[test]
+fn numbers_that_the_file_does_not_tell_are_null() {
+    let pieces = [
+        "rounding_bytes",
+        "held_bytes",
+        "wholly_free_bytes",
+        "pinned_bytes",
+        "largest_free_bytes",
+        "segments",
+    ];
+    let json = |recording: &Recording| serde_json::to_value(explain(recording, None)).unwrap();
+    let log_of_rmm = imported(format!("{}1,0,allocate,0x100,1000,0\n", crate::HEADER).as_bytes());
+    let message = imported(&crate::texts::file("oom_old.txt"));
+    for recording in [&log_of_rmm, &message] {
+        let moment = &json(recording)["moments"][0];
+        assert!(pieces.iter().all(|name| moment[name].is_null()), "{moment}");
+        assert!(moment["active_bytes"].is_u64(), "{moment}");
+    }
+    let moment = &json(&snapshot("small"))["moments"][0];
+    assert!(pieces.iter().all(|name| moment[name].is_u64()), "{moment}");
+}
+
+/// The free bytes of the device belong to the failed request, and are no event of their own.
+#[test]
+fn only_what_the_program_did_is_an_event() {
+    let recording = snapshot("out_of_memory");
+    let failed: Vec<usize> = (0..recording.len())
+        .filter(|&number| recording.event(number).unwrap().kind == EventKind::AllocateFailure)
+        .collect();
+    assert_eq!(failed.len(), 1);
+    assert!(recording.device_free_bytes(failed[0]).is_some());
+    assert_eq!((recording.len(), recording.sums().events), (145, 145));
+    assert!((0..recording.len()).all(|at| at == failed[0] || recording.device_free_bytes(at).is_none()));
 }
 
 #[test]

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use millpond_engine::program::Limits;
 use millpond_snapshot::import::{self, Options};
-use millpond_snapshot::recording::{EventKind, Recording};
+use millpond_snapshot::recording::{Event, EventKind, Recording};
 use serde_json::Value;
 
 use crate::{imported, read, unknowns};
@@ -129,10 +129,10 @@ fn frees_in_two_phases_phases_pools_settings_tags_and_failures_are_kept() {
     assert_eq!(conf(&snapshot("max_split")).as_deref(), Some("max_split_size_mb:21"));
 
     let failed = snapshot("out_of_memory");
-    let failure = failed.events().find(|event| event.kind == EventKind::AllocateFailure).unwrap();
+    let is_failure = |(_, event): &(usize, &Event)| event.kind == EventKind::AllocateFailure;
+    let (number, failure) = failed.events().enumerate().find(is_failure).unwrap();
     assert_eq!(failure.bytes, 300 << 20);
-    let free = failed.events().find(|event| event.kind == EventKind::DeviceFree).unwrap();
-    assert!(free.bytes > 0);
+    assert!(failed.device_free_bytes(number) > Some(0));
 }
 
 #[test]

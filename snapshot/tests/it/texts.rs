@@ -196,6 +196,43 @@ fn each_message_of_a_log_is_a_failed_request() {
 }
 
 #[test]
+fn an_old_message_names_no_setting_that_its_version_lacks() {
+    let recording = imported(&file("oom_old.txt"));
+    assert_eq!(detail(&recording, "version of PyTorch"), Some("1.4 to 2.0"));
+    let explanation = explain(&recording, None);
+    for diagnosis in &explanation.diagnoses {
+        assert_eq!(diagnosis.fixes[0], "PYTORCH_CUDA_ALLOC_CONF=max_split_size_mb:128");
+        assert!(!diagnosis.fixes.iter().any(|fix| fix.contains("expandable_segments:")), "{diagnosis:?}");
+    }
+    // PyTorch named the segment of the first request, and the second request's own size.
+    assert!(explanation.diagnoses[0].evidence[0].starts_with("a request for up to 20MiB failed"));
+    assert!(explanation.diagnoses[1].evidence[0].starts_with("a request for 12.5GiB failed"));
+    let recording = imported(&file("oom_ranks.txt"));
+    assert_eq!(detail(&recording, "version of PyTorch"), Some("2.1 or later"));
+}
+
+#[test]
+fn the_blocks_that_stand_for_sums_are_not_counted() {
+    for name in ["oom_old.txt", "oom_ranks.txt", "oom_async.txt", "xla.txt"] {
+        let sums = imported(&file(name)).sums();
+        assert!(sums.failures > 0 && sums.live_bytes > 0, "{name}");
+        assert_eq!(sums.events, sums.failures, "{name}");
+        let counts = [sums.allocations, sums.frees, sums.blocks_before, sums.live_blocks];
+        assert_eq!(counts, [0; 4], "{name}");
+    }
+}
+
+/// The device's size is in the message, and a nominal size agrees with it.
+#[test]
+fn a_device_that_is_not_the_one_of_the_message_is_refused() {
+    let explanation = explain(&imported(&file("oom_old.txt")), Some(32 * GIB));
+    assert_eq!(explanation.check_device_bytes(32 * GIB), Ok(()));
+    let error = explanation.check_device_bytes(80 * GIB).unwrap_err();
+    let expected = "a device with 80GiB contradicts the file, whose device has 31.75GiB; omit the size";
+    assert_eq!(error, expected);
+}
+
+#[test]
 fn a_message_that_a_page_broke_into_lines_is_read() {
     let recording = imported(&file("oom_wrapped.txt"));
     let [failure] = &failures(&recording)[..] else { panic!() };
@@ -336,7 +373,7 @@ fn a_dump_without_chunks_has_the_sizes_of_its_summary_or_one_sum() {
     let recording = imported(&file("xla.txt"));
     let [failure] = &failures(&recording)[..] else { panic!() };
     assert_eq!((failure.wanted_bytes, failure.ledger.active_bytes), (Some(8 * GIB), 58_720_256_000));
-    assert_eq!((recording.sums().live_blocks, recording.limit_bytes()), (1, Some(63_771_674_624)));
+    assert_eq!((recording.sums().live_blocks, recording.limit_bytes()), (0, Some(63_771_674_624)));
     assert_eq!(stacks(&recording), [["<module> /app/run.py:61"]]);
 }
 
@@ -468,8 +505,11 @@ fn a_file_with_sums_only_is_explained_without_blocks_and_pieces() {
     let (failures, text) = explained("rmm_debug.txt");
     assert_eq!(failures.verdict.code, "oom_limit");
     assert!(failures.verdict.sentence.contains("at most 79GiB") && !text.contains("0B"), "{text}");
-    // A dump with its chunks has blocks. TensorFlow and JAX do not read PyTorch's variable.
+    // A dump with its chunks has blocks. TensorFlow and JAX do not read PyTorch's variable. A dump does not
+    // tell how much of the device is free.
     let (chunks, text) = explained("bfc_chunks.txt");
+    assert!(!text.contains("on the device") && !text.contains("the device had"), "{text}");
+    assert!(!chunks.verdict.sentence.contains("begins late"), "{}", chunks.verdict.sentence);
     assert!(!chunks.moments[0].holders.is_empty());
     assert!(text.contains("TF_GPU_ALLOCATOR") && !text.contains("PYTORCH"), "{text}");
 }

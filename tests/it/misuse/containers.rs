@@ -184,8 +184,8 @@ pub(crate) const CAPTURES: &[Program] = &[
          wait for other streams; allocate outside the capture: 1MiB more is needed\n\
          \x20 this would have helped:\n\
          \x20 - raise the maximum by 1MiB\n\
-         \x20 the resource holds 8MiB: 8MiB in use in 1 block, 0B free, largest free block 0B; the maximum \
-         is 8MiB; the device has 248MiB free of 256MiB\n\
+         \x20 the resource holds 8MiB: 8MiB in use in 1 block, 0B free; the maximum is 8MiB; the device has \
+         248MiB free of 256MiB\n\
          \x20 caused by: cuMemAllocFromPoolAsync: CUDA_ERROR_OUT_OF_MEMORY (2): the pool holds at most \
          8388608 bytes",
     ),

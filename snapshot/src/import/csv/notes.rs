@@ -103,6 +103,7 @@ impl Notes {
                     _ => None,
                 }
             }
+            (word::DEVICE_FREE, [_, bytes, ..]) => device_free(bytes, recording, budget)?,
             (word::TAG, [id, text]) => match id.parse() {
                 Ok(id) => {
                     let tag = recording.add_tag(text, budget)?;
@@ -148,6 +149,12 @@ impl Notes {
         let lane = recording.add_lane(Lane { thread, stream, pool: pair }, budget)?;
         Ok(Some(Event { lane, ..event }))
     }
+}
+
+/// Reads the free bytes of the device, which belong to the failed request before this note.
+fn device_free(bytes: &str, recording: &mut Recording, budget: &mut Budget) -> Result<Option<()>, Refusal> {
+    let Ok(bytes) = bytes.parse() else { return Ok(None) };
+    Ok(recording.set_device_free(bytes, budget)?.then_some(()))
 }
 
 /// Parses a pool: two numbers with a colon between them.

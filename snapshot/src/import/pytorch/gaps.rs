@@ -6,14 +6,39 @@ use super::device::Device;
 use super::start::Start;
 use super::state::State;
 use crate::import::left_out::left_out;
-use crate::recording::Recording;
+use crate::recording::{Recording, Source};
 
-/// The two code lines that make PyTorch record events.
-const HOW_TO_RECORD: &str = concat!(
-    "to record, run ",
-    "torch.cuda.memory._record_memory_history(max_entries=1000000, stacks=\"python\") ",
-    "before the model is made, and torch.cuda.memory._dump_snapshot(\"snapshot.pickle\") at the end"
-);
+/// The program that wrote a snapshot.
+struct Writer {
+    name: &'static str,
+    /// The two code lines that make it record events.
+    how_to_record: &'static str,
+    /// The memory that its snapshots do not show.
+    others: &'static str,
+}
+
+const PYTORCH: Writer = Writer {
+    name: "PyTorch",
+    how_to_record: concat!(
+        "to record, run ",
+        "torch.cuda.memory._record_memory_history(max_entries=1000000, stacks=\"python\") ",
+        "before the model is made, and torch.cuda.memory._dump_snapshot(\"snapshot.pickle\") at the end"
+    ),
+    others: "memory outside PyTorch's caching allocator is not in a snapshot: the CUDA context, NCCL, \
+             libraries with their own allocator, cudaMallocAsync, other processes",
+};
+
+const MILLPOND: Writer = Writer {
+    name: "millpond",
+    how_to_record: "to record, run millpond.record_memory_history(max_entries=1000000) before the first \
+                    allocation, and millpond.memory_snapshot(\"snapshot.pickle\") at the end",
+    others: "memory outside millpond's stack is not in a snapshot: the CUDA context, NCCL, libraries with \
+             their own allocator, other processes",
+};
+
+fn writer(recording: &Recording) -> &'static Writer {
+    if recording.source().format == Source::MILLPOND { &MILLPOND } else { &PYTORCH }
+}
 
 /// Facts that the importer found, in addition to the trace and the state.
 #[derive(Default, Debug)]
@@ -50,8 +75,8 @@ pub(super) fn describe(
     }
     let malformed = start.malformed + state.malformed + state.unknown_states;
     if malformed > 0 {
-        let which = "that PyTorch never writes (event, segment or block)";
-        recording.unknown("malformed_entries", left_out(malformed, "item", which));
+        let which = format!("that {} never writes (event, segment or block)", writer(recording).name);
+        recording.unknown("malformed_entries", left_out(malformed, "item", &which));
     }
     if start.odd_segments > 0 {
         let text = format!(
@@ -73,11 +98,7 @@ pub(super) fn describe(
     if facts.has_host {
         recording.unknown("host_memory", "pinned host memory in the file is not imported");
     }
-    recording.unknown(
-        "other_allocators",
-        "memory outside PyTorch's caching allocator is not in a snapshot: the CUDA context, NCCL, libraries \
-         with their own allocator, cudaMallocAsync, other processes",
-    );
+    recording.unknown("other_allocators", writer(recording).others);
     recording.unknown("threads", "a snapshot does not record which thread made a call");
     if recording.stream_count() > 1 {
         recording.unknown(
@@ -93,10 +114,11 @@ fn trace(recording: &mut Recording, start: &Start, facts: &Facts) {
     let &Facts { early_blocks, early_bytes, .. } = facts;
     let early = format!("{} ({})", number_of(early_blocks, "block"), readable_bytes(early_bytes));
     let entries = start.entries;
+    let &Writer { name, how_to_record, .. } = writer(recording);
     if entries == 0 {
         let text = format!(
             "the file has no trace, only the state of memory with {early} live: the order of allocations and \
-             the freed blocks are not known; {HOW_TO_RECORD}"
+             the freed blocks are not known; {how_to_record}"
         );
         recording.unknown("no_trace", text);
         return;
@@ -104,19 +126,19 @@ fn trace(recording: &mut Recording, start: &Start, facts: &Facts) {
     if entries == 1 && early_blocks > 1 {
         let text = format!(
             "the trace has only one entry, as with enabled=\"state\": {early} were live before this entry, \
-             and their history is not known; {HOW_TO_RECORD}"
+             and their history is not known; {how_to_record}"
         );
         recording.unknown("no_trace", text);
     } else if has_wrapped(start, facts) {
         let text = format!(
-            "the trace begins with {early} live, and has exactly {entries} entries, so PyTorch probably \
+            "the trace begins with {early} live, and has exactly {entries} entries, so {name} probably \
              overwrote earlier events; record with a larger max_entries"
         );
         recording.unknown("ring_wrapped", text);
     } else if early_blocks > 0 {
         let text = format!(
             "the trace begins with {early} live; their allocations and all earlier frees are not known, \
-             because recording began late or PyTorch overwrote earlier events"
+             because recording began late or {name} overwrote earlier events"
         );
         recording.unknown("began_late", text);
     }

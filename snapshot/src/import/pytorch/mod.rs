@@ -1,4 +1,5 @@
 //! PyTorch's memory snapshots, which `torch.cuda.memory._dump_snapshot` writes, from every version since 2.0.
+//! millpond writes snapshots in the same form.
 //!
 //! A snapshot has a state: the segments and blocks at one moment. Most snapshots also have a trace: the
 //! events before that moment. A block that was live before the trace shows in one of two ways: its first
@@ -255,5 +256,9 @@ fn settings(values: &Values, settings: Option<Value>, recording: &mut Recording)
             text(value)
         };
         recording.setting(&key.chars().take(100).collect::<String>(), &value);
+        if key == "millpond" {
+            // millpond writes the stacks of its resources under this key.
+            Source::MILLPOND.clone_into(&mut recording.source.format);
+        }
     }
 }

@@ -107,16 +107,8 @@ impl<'a> Walk<'a> {
             Action::Oom => {
                 self.out_of_memory += 1;
                 self.event(EventKind::AllocateFailure, Entry { address: 0, ..entry })?;
-                match entry.device_free {
-                    Some(bytes) => {
-                        let texts = [None; 3];
-                        self.event(
-                            EventKind::DeviceFree,
-                            Entry { bytes, frames: None, forward: None, texts, ..entry },
-                        )
-                    }
-                    None => Ok(()),
-                }
+                let free = entry.device_free;
+                free.map_or(Ok(()), |bytes| self.recording.set_device_free(bytes, self.budget).map(drop))
             }
             Action::UserDefined => self.user_defined(entry),
             Action::Unknown(name) => {

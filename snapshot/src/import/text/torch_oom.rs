@@ -48,8 +48,10 @@ const ENDS: [&str; 7] = [
 /// The figures of one message, in bytes.
 #[derive(Clone, Default, PartialEq, Eq, Debug)]
 struct Message {
-    /// The kind of the device: `CUDA`, `HIP`, `XPU`, `MPS`, `NPU`.
+    /// The kind of the device: `CUDA`, `HIP`, `XPU`, `MPS`, `NPU`; or the allocator `cudaMallocAsync`.
     kind: String,
+    /// The versions of PyTorch that write such a message, if its form tells.
+    version: Option<&'static str>,
     device: Option<u64>,
     wanted: u64,
     capacity: Option<u64>,
@@ -180,7 +182,7 @@ impl Message {
         let kind = text[..at].trim_end_matches([' ', '(']).rsplit(' ').next().unwrap_or("");
         let mut message = Self { kind: kind.to_owned(), ..Self::default() };
         if text.contains("would exceed allowed memory") {
-            message.kind = "CUDA".to_owned();
+            message.kind = Recording::ASYNC.to_owned();
             message.wanted = after(text, "Requested : ")?;
             message.device = number_after(text, "Allocation on device ");
             message.allocated = after(text, "Currently allocated : ");
@@ -202,11 +204,12 @@ impl Message {
             return Some(message);
         }
         if let Some(capacity) = before(text, " total capacity;") {
-            // This is the form up to PyTorch 2.0.
             message.capacity = Some(capacity);
             message.device = text.split_once(" (").and_then(|(_, rest)| number_after(rest, " "));
             message.allocated = before(text, " already allocated");
             message.free = before(text, " free;");
+            message.version =
+                Some(if text.contains(" cached)") { Recording::UP_TO_1_3 } else { Recording::UP_TO_2_0 });
             // Up to PyTorch 1.3, the cached bytes are the bytes that the program does not use.
             let cached = before(text, " cached)").zip(message.allocated);
             let cached = cached.map(|(cached, allocated)| allocated.saturating_add(cached));
@@ -218,6 +221,7 @@ impl Message {
         let marker = marker.into_iter().find(|marker| text.contains(marker));
         if let Some(marker) = marker {
             let name = text[..text.find(marker)?].rsplit(' ').next().unwrap_or("");
+            message.version = Some(Recording::SINCE_2_1);
             message.device = name.parse().ok();
             message.capacity = after(text, marker);
             message.free = after(text, " of which ");
@@ -365,7 +369,11 @@ impl Messages {
         Source::PYTORCH_MESSAGE.clone_into(&mut recording.source.format);
         recording.device = message.device.and_then(|device| u32::try_from(device).ok());
         recording.detail("messages", self.states.count());
-        recording.detail("allocator", format!("{} of PyTorch", message.kind));
+        recording.detail(Recording::ALLOCATOR, format!("{} of PyTorch", message.kind));
+        // Other devices have their own allocators, with other versions.
+        if let Some(version) = message.version.filter(|_| ["CUDA", "HIP"].contains(&message.kind.as_str())) {
+            recording.detail(Recording::VERSION, version);
+        }
         let sizes = [
             (Recording::DEVICE_BYTES, message.capacity),
             (Recording::LIMIT_BYTES, message.allowed),
@@ -395,6 +403,13 @@ impl Messages {
             "rounded",
             "the message rounds each size to two decimals of its unit, so sizes are up to 5 MiB off",
         );
+        if recording.detail_of(Recording::VERSION).is_some() {
+            recording.unknown(
+                "requested_size",
+                "the message does not show the size of the request, but the size that PyTorch asked the \
+                 driver for: 2 MiB for requests up to 1 MiB, 20 MiB for other requests below 10 MiB",
+            );
+        }
         recording.unknown(
             "no_trace",
             "the message shows the memory at one moment, so the events before it are not known",
@@ -436,6 +451,7 @@ mod tests {
         let message = Message::read(new).unwrap();
         let expected = Message {
             kind: "CUDA".to_owned(),
+            version: Some(Recording::SINCE_2_1),
             device: Some(3),
             wanted: 768 * MIB,
             capacity: Some(80 << 30),
@@ -453,11 +469,16 @@ mod tests {
                    PyTorch) ";
         let message = Message::read(old).unwrap();
         assert_eq!((message.kind.as_str(), message.device, message.wanted), ("HIP", Some(1), 256 * MIB));
+        assert_eq!(message.version, Some(Recording::UP_TO_2_0));
         assert_eq!((message.capacity, message.free), (Some(16 << 30), Some(25 * MIB)));
         assert_eq!((message.allowed, message.reserved), (Some(8 << 30), Some(29 << 29)));
         let oldest = "CUDA out of memory. Tried to allocate 2.00 MiB (GPU 0; 8.00 GiB total capacity; 7.00 \
                       GiB already allocated; 1.00 MiB free; 5.00 MiB cached) ";
-        assert_eq!(Message::read(oldest).unwrap().reserved, Some((7 << 30) + 5 * MIB));
+        let oldest = Message::read(oldest).unwrap();
+        assert_eq!(
+            (oldest.reserved, oldest.version),
+            (Some((7 << 30) + 5 * MIB), Some(Recording::UP_TO_1_3))
+        );
         let typo = "CUDA out of memory. Tried to allocate 2.00 MiB. GPU 0 has a total capacty of 8.00 GiB of \
                     which 1.00 MiB is free. ";
         assert_eq!(Message::read(typo).unwrap().capacity, Some(8 << 30));
