@@ -1,10 +1,11 @@
 //! Repeats the requests that had failed when the log was written.
 
-use millpond_core::{AnyResource, DriverHandle, OutOfMemoryReport, StreamRef, format_bytes};
+use millpond_core::{AnyResource, DriverHandle, OutOfMemoryReport, StreamRef};
 use parking_lot::Mutex;
 use serde::Serialize;
 
 use crate::program::{Op, Program};
+use crate::text::bytes_among;
 
 /// The outcome of the requests that had failed when the log was written.
 #[derive(Clone, PartialEq, Eq, Default, Debug, Serialize)]
@@ -40,11 +41,13 @@ pub struct Unserved {
 impl Unserved {
     /// Returns the request's size, its line, and the missing bytes as text.
     pub fn in_words(&self) -> String {
+        let sizes = [self.bytes, self.missing_bytes];
+        let [bytes, missing] = sizes.map(|bytes| bytes_among(bytes, &sizes));
         let missing = match self.missing_bytes {
             0 => "although enough memory was free".to_owned(),
-            missing => format!("{} more was needed", format_bytes(missing)),
+            _ => format!("{missing} more was needed"),
         };
-        format!("{} at line {}, {missing}", format_bytes(self.bytes), self.line)
+        format!("{bytes} at line {}, {missing}", self.line)
     }
 }
 

@@ -1,5 +1,10 @@
 //! Formats numbers. Prepares texts from files for a terminal.
 
+use millpond_core::format_bytes;
+
+/// The binary units, each 1024 times the one before it.
+const UNITS: [&str; 7] = ["B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
+
 /// Returns a text without control characters, which could change the state of a terminal.
 pub fn plain(text: &str) -> String {
     text.chars().map(|char| if char.is_control() { '\u{fffd}' } else { char }).collect()
@@ -43,7 +48,6 @@ pub fn thousands(number: u64) -> String {
 /// assert_eq!(readable_bytes(1004 << 20), "0.980GiB");
 /// ```
 pub fn readable_bytes(bytes: u64) -> String {
-    const UNITS: [&str; 7] = ["B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
     let mut size = 1_u64;
     let mut units = UNITS.into_iter();
     let mut unit = units.next().unwrap_or_default();
@@ -56,6 +60,59 @@ pub fn readable_bytes(bytes: u64) -> String {
     match bytes.is_multiple_of(size) {
         true => format!("{}{unit}", bytes / size),
         false => format!("{}{unit}", three_digits(bytes as f64 / size as f64)),
+    }
+}
+
+/// Formats one of several sizes that a sentence or a table compares, as [`millpond_core::format_bytes`] does.
+/// If another size would have the same text, the text has more digits, or all bytes.
+///
+/// ```
+/// use millpond_engine::text::bytes_among;
+/// let sizes = [1320 << 20, 1318 << 20, 2 << 20];
+/// assert_eq!(sizes.map(|bytes| bytes_among(bytes, &sizes)), ["1.289GiB", "1.287GiB", "2MiB"]);
+/// ```
+pub fn bytes_among(bytes: u64, all: &[u64]) -> String {
+    among(bytes, all, format_bytes)
+}
+
+/// Formats one of several sizes that a sentence compares, as [`readable_bytes`] does. If another size would
+/// have the same text, the text has more digits, or all bytes.
+///
+/// ```
+/// use millpond_engine::text::readable_among;
+/// let sizes = [12_800 << 20, 12_801 << 20];
+/// assert_eq!(sizes.map(|bytes| readable_among(bytes, &sizes)), ["12.500GiB", "12.501GiB"]);
+/// ```
+pub fn readable_among(bytes: u64, all: &[u64]) -> String {
+    among(bytes, all, readable_bytes)
+}
+
+fn among(bytes: u64, all: &[u64], usual: fn(u64) -> String) -> String {
+    let forms = [usual, |bytes| with_decimals(bytes, 3), |bytes| with_decimals(bytes, 4)];
+    let is_clear = |form: &&fn(u64) -> String| {
+        let same =
+            |other: &u64| *other != bytes && without_zeros(&form(*other)) == without_zeros(&form(bytes));
+        !all.iter().any(same)
+    };
+    forms.iter().find(is_clear).map_or_else(|| format!("{bytes}B"), |form| form(bytes))
+}
+
+/// Formats a number of bytes in its largest binary unit.
+fn with_decimals(bytes: u64, decimals: usize) -> String {
+    let number = (bytes.max(1).ilog2() / 10) as usize;
+    let size = 1_u64 << (10 * number);
+    match bytes.is_multiple_of(size) {
+        true => format_bytes(bytes),
+        false => format!("{:.decimals$}{}", bytes as f64 / size as f64, UNITS[number]),
+    }
+}
+
+/// Returns `2GiB` for `2.00GiB`, because both tell a reader the same.
+fn without_zeros(text: &str) -> (&str, &str) {
+    let (number, unit) = text.split_at(text.find(char::is_alphabetic).unwrap_or(text.len()));
+    match number.contains('.') {
+        true => (number.trim_end_matches('0').trim_end_matches('.'), unit),
+        false => (number, unit),
     }
 }
 
@@ -105,6 +162,31 @@ mod tests {
                 let text = readable_bytes(bytes);
                 let digits: String = text.chars().filter(char::is_ascii_digit).collect();
                 assert!(digits.trim_start_matches('0').len() <= 3, "{bytes}: {text}");
+            }
+        }
+    }
+
+    #[test]
+    fn sizes_that_differ_have_different_texts() {
+        const GIB: u64 = 1 << 30;
+        for (pair, texts) in [
+            ([GIB, GIB], ["1GiB", "1GiB"]),
+            ([GIB, 3 << 29], ["1GiB", "1.50GiB"]),
+            ([2 * GIB, 2 * GIB + (2 << 20)], ["2GiB", "2.002GiB"]),
+            ([2 * GIB, 2 * GIB + 1], ["2147483648B", "2147483649B"]),
+            ([1000, 1001], ["1000B", "1001B"]),
+            ([0, 1], ["0B", "1B"]),
+            ([u64::MAX, u64::MAX - 1], ["18446744073709551615B", "18446744073709551614B"]),
+        ] {
+            assert_eq!(pair.map(|bytes| bytes_among(bytes, &pair)), texts);
+        }
+        for power in 1..64 {
+            for distance in [1, 1 << (power / 2), 1 << (power - 1)] {
+                let pair = [1_u64 << power, (1 << power) + distance];
+                for form in [bytes_among, readable_among] {
+                    let [one, other] = pair.map(|bytes| form(bytes, &pair));
+                    assert_ne!(without_zeros(&one), without_zeros(&other), "{pair:?}");
+                }
             }
         }
     }

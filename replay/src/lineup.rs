@@ -31,10 +31,12 @@ pub enum Entry {
     },
 }
 
-/// Returns the line-up for this log on this device.
+/// Returns the line-up for this log on this device. The model of the program's present allocator comes first,
+/// if there is one.
 pub fn standard(log: &LogSummary, device: &DeviceFigures) -> Vec<Entry> {
-    let texts = ALWAYS.iter().map(|text| (*text).to_owned()).chain(fixed_size(log, device));
-    // The texts are constants, and a test reads each of them.
+    let always = ALWAYS.iter().map(|text| (*text).to_owned());
+    let texts = present(log).into_iter().chain(always).chain(fixed_size(log, device));
+    // The texts are constants or written by the model, and tests read them.
     texts.filter_map(|text| text.parse().ok()).map(|spec| entry(spec, log, device)).collect()
 }
 
@@ -43,6 +45,13 @@ pub fn standard(log: &LogSummary, device: &DeviceFigures) -> Vec<Entry> {
 pub fn pools() -> Vec<StackSpec> {
     let stacks = ALWAYS.iter().filter_map(|text| text.parse::<StackSpec>().ok());
     stacks.filter(|stack| stack.layers().len() > 1).collect()
+}
+
+/// Returns the model of the allocator that the program used when the log was written. For a log with RMM's
+/// columns, this is RMM's pool.
+fn present(log: &LogSummary) -> Option<String> {
+    let is_of_rmm = log.imported_from.is_none() && !log.is_of_millpond;
+    log.recorded_with.clone().or_else(|| is_of_rmm.then(|| "rmm_pool".to_owned()))
 }
 
 fn entry(spec: StackSpec, log: &LogSummary, device: &DeviceFigures) -> Entry {
@@ -90,13 +99,32 @@ mod tests {
     #[test]
     fn every_stack_of_the_line_up_is_read_and_built_on_names_that_exist() {
         let entries = standard(&log(3, 1000, 3000), &device(true, 1 << 30));
-        assert_eq!(entries.len(), ALWAYS.len() + 1);
+        assert_eq!(entries.len(), ALWAYS.len() + 2);
         let table = crate::compare::layers();
         for entry in entries {
             let Entry::Run(spec) = entry else { panic!("{entry:?}") };
             let driver = millpond_driver::DeviceSpec::SimH200.open().unwrap();
             assert!(spec.build(&table, &driver).is_ok(), "{spec}");
         }
+    }
+
+    #[test]
+    fn the_present_allocator_comes_first_if_the_log_tells_which_it_is() {
+        let first = |imported_from: Option<&str>, recorded_with: Option<&str>, is_of_millpond| {
+            let mut log = log(3, 1000, 3000);
+            log.imported_from = imported_from.map(str::to_owned);
+            log.recorded_with = recorded_with.map(str::to_owned);
+            log.is_of_millpond = is_of_millpond;
+            match standard(&log, &device(true, 1 << 30)).swap_remove(0) {
+                Entry::Run(spec) => spec.to_string(),
+                entry @ Entry::Skip { .. } => panic!("{entry:?}"),
+            }
+        };
+        assert_eq!(first(None, None, false), "rmm_pool");
+        assert_eq!(first(None, None, true), ALWAYS[0], "millpond wrote the log");
+        let torch = "torch:expandable_segments=True";
+        assert_eq!(first(Some("PyTorch memory snapshot"), Some(torch), false), torch);
+        assert_eq!(first(Some("minimalloc CSV"), None, false), ALWAYS[0]);
     }
 
     #[test]

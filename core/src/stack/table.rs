@@ -92,13 +92,25 @@ impl LayerTable {
     ///
     /// # Errors
     /// [`InvalidStack`](crate::ErrorKind::InvalidStack) if there is no such layer. The message lists the
-    /// known names.
+    /// known names, and repeats the one that is nearly `name`.
     pub fn get(&self, name: &str) -> Result<&LayerEntry> {
         self.entries.iter().find(|entry| entry.name == name).ok_or_else(|| {
             let known: Vec<&str> = self.entries.iter().map(|entry| entry.name).collect();
-            Error::invalid_stack(format!("there is no layer `{name}`; the layers are {}", known.join(", ")))
+            let (all, meant) = (known.join(", "), did_you_mean(name, &known));
+            Error::invalid_stack(format!("there is no layer `{name}`; the layers are {all}{meant}"))
         })
     }
+}
+
+/// The least similarity of two names, from 0 to 1. clap uses the same value.
+const ALIKE: f64 = 0.7;
+
+/// Returns the end of an error about an unknown name. It repeats the known name that the user probably meant,
+/// or is empty.
+fn did_you_mean(name: &str, known: &[&str]) -> String {
+    let alike = known.iter().map(|known| (strsim::jaro(name, known), known));
+    let nearest = alike.filter(|(share, _)| *share > ALIKE).max_by(|(a, _), (b, _)| a.total_cmp(b));
+    nearest.map_or(String::new(), |(_, known)| format!("; did you mean `{known}`?"))
 }
 
 /// The parameters of one layer. Each key is one that the layer's [`LayerEntry`] lists.
@@ -114,7 +126,8 @@ impl<'a> Params<'a> {
     /// contains stacks in parentheses, `table` is used to build these stacks.
     ///
     /// # Errors
-    /// [`InvalidStack`](crate::ErrorKind::InvalidStack). The message lists the layer's parameters.
+    /// [`InvalidStack`](crate::ErrorKind::InvalidStack). The message lists the layer's parameters. It repeats
+    /// the one that is nearly the unknown key.
     pub fn new(entry: &'a LayerEntry, values: &'a [(String, Value)], table: &'a LayerTable) -> Result<Self> {
         for (index, (key, _)) in values.iter().enumerate() {
             if !entry.params.iter().any(|(known, _)| known == key) {
@@ -128,7 +141,8 @@ impl<'a> Params<'a> {
                 return Err(Error::invalid_stack(if known.is_empty() {
                     format!("`{}` takes no parameters; leave `{key}` out", entry.name)
                 } else {
-                    format!("`{}` has no parameter `{key}`; it accepts {}", entry.name, known.join(", "))
+                    let (name, all, meant) = (entry.name, known.join(", "), did_you_mean(key, &known));
+                    format!("`{name}` has no parameter `{key}`; it accepts {all}{meant}")
                 }));
             }
             if values[..index].iter().any(|(earlier, _)| earlier == key) {
@@ -236,10 +250,14 @@ impl<'a> Params<'a> {
         let Some(text) = self.text(key)? else { return Ok(None) };
         text.parse().map(Some).map_err(|error: T::Err| {
             // The standard library's errors about numbers use the words of a Rust programmer.
-            let why = match (&error as &dyn Any).downcast_ref::<ParseIntError>().map(ParseIntError::kind) {
+            let any = &error as &dyn Any;
+            let why = match any.downcast_ref::<ParseIntError>().map(ParseIntError::kind) {
                 Some(IntErrorKind::PosOverflow) => "the number is too large".to_owned(),
                 Some(_) => "this is not a whole number; write for example 16".to_owned(),
-                None => error.to_string(),
+                // The text of the whole error would name a second kind of error.
+                None => any
+                    .downcast_ref()
+                    .map_or_else(|| error.to_string(), |error: &Error| error.message().to_owned()),
             };
             Error::invalid_stack(format!("`{key}={text}` of `{}`: {why}", self.entry.name))
         })
@@ -252,8 +270,9 @@ impl<'a> Params<'a> {
     /// [`InvalidStack`](crate::ErrorKind::InvalidStack) if `parse` fails on the value.
     pub fn get_with<T>(&self, key: &str, parse: fn(&str) -> Result<T>) -> Result<Option<T>> {
         let Some(text) = self.text(key)? else { return Ok(None) };
-        let wrong =
-            |error: Error| Error::invalid_stack(format!("`{key}={text}` of `{}`: {error}", self.entry.name));
+        let wrong = |error: Error| {
+            Error::invalid_stack(format!("`{key}={text}` of `{}`: {}", self.entry.name, error.message()))
+        };
         parse(text).map(Some).map_err(wrong)
     }
 

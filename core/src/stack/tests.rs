@@ -131,6 +131,25 @@ fn a_wrong_text_says_what_is_wrong() {
     }
 }
 
+#[test]
+fn an_unknown_name_comes_with_the_known_name_that_is_nearly_the_same() {
+    let entry = |name, params| {
+        let kind = LayerKind::Layer(|_, upstream| Ok(upstream));
+        LayerEntry { name, about: "", params, kind }
+    };
+    let table = LayerTable::new([entry("pool", &[("max", ""), ("initial", "")]), entry("plan", &[])]);
+    for (text, end) in [
+        ("pol", "the layers are pool, plan; did you mean `pool`?"),
+        ("quantum", "the layers are pool, plan"),
+        ("pool:maxx=1", "it accepts max, initial; did you mean `max`?"),
+        ("pool:size=1", "it accepts max, initial"),
+        ("pool:max=(poool)", "the layers are pool, plan; did you mean `pool`?"),
+    ] {
+        let error = text.parse::<StackSpec>().unwrap().check(&table).unwrap_err();
+        assert!(error.to_string().ends_with(end), "{text}: {error}");
+    }
+}
+
 /// The text may come from the environment, so it must not overflow the call stack.
 #[test]
 fn stacks_inside_each_other_have_an_end() {

@@ -54,6 +54,13 @@ impl Program {
         self
     }
 
+    /// Returns the same program with another [summary](Self::summary): the summary also has the stack that
+    /// models the allocator of the recorded program, if there is a model.
+    pub fn recorded_with(mut self, stack: Option<String>) -> Self {
+        self.summary.recorded_with = stack;
+        self
+    }
+
     /// Returns the different pairs of thread and stream. [`Op::lane`] is an index into these pairs.
     pub fn lanes(&self) -> &[Lane] {
         &self.lanes

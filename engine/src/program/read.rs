@@ -22,7 +22,7 @@ impl Program {
     /// written.
     pub fn read(mut reader: LogReader<'_>, limits: Limits) -> Result<Self> {
         let mut builder = ProgramBuilder::new(limits);
-        let is_of_millpond = reader.has_column("Sequence");
+        let is_of_millpond = ["Sequence", "Notes"].into_iter().any(|column| reader.has_column(column));
         let mut cut_off = None;
         rows::for_each_row(&mut reader, |row, is_cut_off| -> Result<()> {
             match row {

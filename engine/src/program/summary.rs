@@ -14,6 +14,8 @@ pub struct LogSummary {
     pub file: String,
     /// The format of an imported file, for instance `PyTorch memory snapshot`; `None` if the file is a log.
     pub imported_from: Option<String>,
+    /// The stack that models the allocator of the recorded program; `None` if the importer knows no model.
+    pub recorded_with: Option<String>,
     /// The data that the file lacks, as the importer found out, in one sentence each.
     pub not_known: Vec<String>,
     /// The number of rows, without the header and without skipped rows.

@@ -59,7 +59,8 @@ pub(crate) struct Cli {
     /// A stack to replay the logs through, with its base first, as in cuda+pool:max=8GiB; can be given
     /// several times
     ///
-    /// Without this option, the command replays each log through several stacks: the standard line-up.
+    /// Without this option, the command replays each log through several stacks: the standard line-up. It
+    /// begins with a model of the allocator that the program used, if the log tells which one this was.
     /// --list-layers prints the layers that a stack can contain, and their parameters.
     #[arg(long = "stack", short = 's', value_name = "SPEC")]
     pub(crate) stacks: Vec<StackSpec>,
@@ -157,10 +158,12 @@ Examples:
       replay a log whose name (`bench`) is also the name of a command
 
 Figures:
-  peak taken    the most bytes that a stack had allocated from the driver at one time; with --repeat and
-                --details, in the first pass (in which the stack grows) and in the last pass
-  taken / live  peak taken divided by the most bytes that the log had live at one time; no allocator can be
-                below 1
+  peak live     the most bytes that the log had live at one time, with the requests that failed when the log
+                was written
+  peak taken    the most bytes that a stack had allocated from the driver at one time, with the same requests;
+                with --repeat and --details, in the first pass (in which the stack grows) and, without these
+                requests, in the last pass
+  taken / live  peak taken divided by peak live; no allocator that serves every request can be below 1
   ns/op         time per operation of the log, spent in the stack and in the driver; driver time is virtual
                 on a simulated device; with --repeat, in the first pass and in the fastest pass
   driver calls  the number of driver calls; with --repeat, in the first pass and in the fastest pass

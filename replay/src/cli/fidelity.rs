@@ -3,10 +3,10 @@
 use std::io::{self, Write};
 
 use clap::Args;
-use millpond_core::parse_memory;
 use millpond_snapshot::fidelity::{self, Fidelity};
 
 use super::import::{ReportFormat, SourceArgs};
+use super::sizes::memory;
 use super::verdict::{Failure, Verdict};
 
 /// Measures how well the model `torch` predicts a PyTorch memory snapshot, address by address
@@ -24,7 +24,7 @@ pub(crate) struct FidelityArgs {
     /// The memory limit of the process, as in 40GiB, if the process called set_per_process_memory_fraction. A
     /// snapshot does not contain this limit, and the setting garbage_collection_threshold depends on it
     /// [default: no limit; the model gets no segment where the snapshot shows that PyTorch got none]
-    #[arg(long, value_name = "SIZE", value_parser = parse_memory)]
+    #[arg(long, value_name = "SIZE", value_parser = memory)]
     limit: Option<u64>,
 
     /// The format of the result

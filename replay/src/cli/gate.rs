@@ -9,7 +9,7 @@ use millpond_core::{Error, ErrorKind};
 use millpond_snapshot::gate::{self, Budget};
 
 use super::import::{ReportFormat, SourceArgs};
-use super::verdict::{Failure, Verdict};
+use super::verdict::{self, Failure, Verdict};
 use super::{output, overwrite, suggest};
 
 /// Compares the memory recorded in a file with a budget, so that a build fails if the program needs more
@@ -28,7 +28,8 @@ pub(crate) struct GateArgs {
     #[arg(long, short = 'b', value_name = "BUDGET.toml")]
     budget: PathBuf,
 
-    /// Write the smallest budget that the file meets, and compare nothing
+    /// Write the smallest budget that the file meets, and compare nothing. If requests failed in the file, or
+    /// if the file lacks a part of the run, the command warns that the budget may be wrong
     #[arg(long)]
     write: bool,
 
@@ -54,9 +55,12 @@ pub(super) fn run(args: &GateArgs, mut out: impl Write) -> Result<Verdict, Failu
     let outputs = [args.markdown.as_deref(), args.junit.as_deref()].into_iter().flatten();
     overwrite::refuse_twice(&[path].into_iter().chain(outputs).collect::<Vec<_>>())?;
     if args.write {
-        let budget = Budget::of(&args.source.import()?);
+        let recording = args.source.import()?;
+        let budget = Budget::of(&recording);
         output::replace(path, |file| write!(file, "{budget}")).map_err(|error| not_written(path, &error))?;
         writeln!(out, "{}", path.display())?;
+        out.flush()?;
+        budget.warnings(&recording).iter().for_each(|why| verdict::warn(why));
         return Ok(Verdict::Fine);
     }
     let bad = |error: &dyn std::fmt::Display| Error::invalid_argument(format!("{}: {error}", path.display()));

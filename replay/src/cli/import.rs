@@ -4,9 +4,9 @@ use std::io::{self, Cursor, Read, Write};
 use std::path::{Path, PathBuf};
 
 use clap::{Args, ValueEnum};
-use millpond_core::{format_bytes, parse_memory};
+use millpond_core::format_bytes;
 use millpond_engine::log::{self, LogError};
-use millpond_engine::text::{number_of, plain};
+use millpond_engine::text::{bytes_among, number_of, plain};
 use millpond_planning::MinimallocCsv;
 use millpond_snapshot::import::{self, Options};
 use millpond_snapshot::placement;
@@ -15,6 +15,7 @@ use serde::Serialize;
 
 use super::input::HEAD_BYTES;
 use super::progress::ProgressArgs;
+use super::sizes::memory;
 use super::verdict::{Failure, Verdict};
 use super::{output, overwrite, suggest};
 use crate::progress::Progress;
@@ -62,7 +63,7 @@ pub(super) struct SourceArgs {
     device: Option<u32>,
 
     /// The most memory that reading may use, in addition to the size of the file
-    #[arg(long, value_name = "SIZE", default_value = "64MiB", value_parser = parse_memory)]
+    #[arg(long, value_name = "SIZE", default_value = "64MiB", value_parser = memory)]
     memory: u64,
 
     #[command(flatten)]
@@ -277,10 +278,13 @@ fn text(recording: &Recording, output: Option<&Path>, out: &mut impl Write) -> i
     let at = if sums_only { String::new() } else { format!(" at event {}", sums.peak_event + 1) };
     line("peak", format!("{least}{peak} live{at}"))?;
     if let (Some(end), Some(peak)) = (sums.reserved_bytes, sums.peak_reserved_bytes) {
-        line("reserved", format!("{} at most, {} at the end", format_bytes(peak), format_bytes(end)))?;
+        let both = [peak, end];
+        let [peak, end] = both.map(|bytes| bytes_among(bytes, &both));
+        line("reserved", format!("{peak} at most, {end} at the end"))?;
     }
     if let Some(bounds) = bounds {
-        line("least", format!("{bounds}, for any allocator"))?;
+        let failed = if sums.failed_requests > 0 { ", with the failed requests" } else { "" };
+        line("least", format!("any allocator needs {bounds}{failed}"))?;
     }
     let live = format_bytes(sums.live_bytes);
     let live = match sums_only {

@@ -3,11 +3,12 @@
 use std::io::{self, Cursor, Read};
 use std::path::Path;
 
-use millpond_core::Error;
 use millpond_core::stack::{LayerTable, StackSpec};
 use millpond_engine::log::{self, LogReader};
 use millpond_engine::program::{Limits, Program};
 use millpond_snapshot::import::{self, Options};
+use millpond_snapshot::peers;
+use millpond_snapshot::recording::Recording;
 
 use super::suggest;
 use super::verdict::Failure;
@@ -19,13 +20,7 @@ pub(super) const HEAD_BYTES: u64 = 256 << 10;
 
 /// Checks that all layers and parameters of the stacks exist. Commands call it before they measure anything.
 pub(super) fn check(stacks: &[StackSpec], table: &LayerTable) -> Result<(), Failure> {
-    for stack in stacks {
-        stack.check(table).map_err(|error| match suggest::of_stack(stack, table) {
-            Some(meant) => Error::invalid_stack(format!("{}: {meant}", error.message())),
-            None => error,
-        })?;
-    }
-    Ok(())
+    Ok(stacks.iter().try_for_each(|stack| stack.check(table))?)
 }
 
 /// Reads a log, or imports a file of another format. `-` is the standard input.
@@ -40,7 +35,7 @@ pub(super) fn read(path: &Path, limits: Limits, progress: Progress) -> millpond_
     let program = if is_import(path)? {
         import::open(path, &Options::default())
             .map_err(millpond_engine::Error::from)
-            .and_then(|recording| recording.program(limits))
+            .and_then(|recording| of_recording(&recording, limits))
     } else {
         LogReader::from_reader(name, bar.wrap_read(file))
             .map_err(millpond_engine::Error::from)
@@ -59,7 +54,12 @@ fn program(name: &str, mut source: impl Read + Send, limits: Limits) -> millpond
     if read.is_err() || import::is_for_log_reader(&head) {
         return Program::read(LogReader::from_reader(name, whole)?, limits);
     }
-    import::read(name, whole, &Options::default())?.program(limits)
+    of_recording(&import::read(name, whole, &Options::default())?, limits)
+}
+
+/// Makes a program from a recording. Its summary also has the model of the recorded program's allocator.
+fn of_recording(recording: &Recording, limits: Limits) -> millpond_engine::Result<Program> {
+    Ok(recording.program(limits)?.recorded_with(peers::model_of(recording)))
 }
 
 /// Returns whether a file is imported. A file that is not imported is read as a log, row by row.

@@ -42,6 +42,7 @@ mod progress;
 mod record;
 mod report;
 mod shell;
+mod sizes;
 mod suggest;
 mod top;
 mod tune;

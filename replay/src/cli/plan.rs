@@ -7,11 +7,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use clap::{Args, ValueEnum};
-use millpond_core::{
-    ALLOCATION_ALIGNMENT, AnyResource, DriverHandle, Error, Layer, format_bytes, parse_bytes, parse_memory,
-};
+use millpond_core::{ALLOCATION_ALIGNMENT, AnyResource, DriverHandle, Error, Layer, parse_bytes};
 use millpond_driver::{CountingDriver, DeviceSpec};
 use millpond_engine::program::Limits;
+use millpond_engine::text::bytes_among;
 use millpond_engine::{self as engine, Options};
 use millpond_plan::PlanLayer;
 use millpond_planning::{MinimallocCsv, ProblemError, ProgramPlan};
@@ -21,6 +20,7 @@ use millpond_snapshot::recording::Recording;
 
 use super::import::{ReportFormat, SourceArgs};
 use super::output;
+use super::sizes::memory;
 use super::verdict::{self, Failure, Verdict};
 
 /// The memory of the simulated device on which a plan is tried: practically unlimited.
@@ -31,15 +31,15 @@ const DEVICE_BYTES: u64 = 1 << 44;
 /// Reads the same files as `import`. Prints the least memory under two rules: memory is reused in the order
 /// of the host's calls, or streams share no memory. Then prints a placement, which is an address for each
 /// block, and its size divided by the least memory. With --capacity, also answers whether the blocks fit into
-/// this capacity: yes (the placement proves it), no (no allocator can do it), or unknown. If the answer is
-/// not yes, the exit status is 1.
+/// this capacity: yes (the placement proves it), no (the answer names the rule under which they do not fit),
+/// or unknown. If the answer is not yes, the exit status is 1.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct PlanArgs {
     #[command(flatten)]
     source: SourceArgs,
 
     /// Answer whether all blocks fit into this much memory, as in 40GiB
-    #[arg(long, value_name = "SIZE", value_parser = parse_memory)]
+    #[arg(long, visible_alias = "device-memory", value_name = "SIZE", value_parser = memory)]
     capacity: Option<u64>,
 
     /// Whether a stream may reuse memory that another stream has freed
@@ -86,7 +86,7 @@ fn alignment(text: &str) -> Result<u64, String> {
     match parse_bytes(text) {
         Ok(0) => Err("an alignment must be at least 1 byte".to_owned()),
         Ok(bytes) => Ok(bytes),
-        Err(error) => Err(error.to_string()),
+        Err(error) => Err(error.message().to_owned()),
     }
 }
 
@@ -154,7 +154,8 @@ fn write(
         && let Some(Peaks { pool, planned }) = Peaks::of(recording, plan)?
         && pool < planned
     {
-        let (pool, planned, shown) = (format_bytes(pool), format_bytes(planned), output.display());
+        let (both, shown) = ([pool, planned], output.display());
+        let [pool, planned] = both.map(|bytes| bytes_among(bytes, &both));
         return Ok(Some(format!(
             "{shown}: no plan is written, because for this file cuda+pool needs {pool} without a plan, and \
              {planned} with the plan; use cuda+pool"

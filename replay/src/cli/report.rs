@@ -8,7 +8,6 @@ use clap::Args;
 use millpond_core::Error;
 use millpond_core::stack::{LayerTable, StackSpec};
 use millpond_driver::DeviceSpec;
-use millpond_snapshot::explain;
 use millpond_snapshot::placement::{Placement, Request, Sharing};
 use millpond_snapshot::recording::Recording;
 use millpond_snapshot::report::{Curve, Page};
@@ -16,6 +15,7 @@ use millpond_snapshot::report::{Curve, Page};
 use super::import::SourceArgs;
 use super::input::check;
 use super::overwrite::Reads;
+use super::sizes::DeviceMemoryArgs;
 use super::verdict::{Failure, Verdict};
 use super::{output, suggest};
 
@@ -39,6 +39,9 @@ const MANY_EVENTS: usize = 1_000_000;
 pub(crate) struct ReportArgs {
     #[command(flatten)]
     source: SourceArgs,
+
+    #[command(flatten)]
+    device: DeviceMemoryArgs,
 
     /// The file of another run, to compare the first file with
     #[arg(value_name = "FILE2")]
@@ -78,7 +81,7 @@ pub(super) fn run(args: &ReportArgs, table: &LayerTable, mut out: impl Write) ->
         .require_blocks()
         .map_err(|why| Error::invalid_argument(format!("{}: {why}", recording.file())))?;
     let other = args.other.as_deref().map(|path| args.source.import_also(path)).transpose()?;
-    let explanation = explain::explain(&recording, None);
+    let explanation = args.device.explain(&recording)?;
     let plan_time = args.plan_time.unwrap_or(if recording.len() > MANY_EVENTS { 0 } else { PLAN_TIME });
     let placement = placement(&recording, plan_time)?;
     let curves = args.stacks.iter().map(|stack| Curve::of(&recording, stack, table, &args.on));

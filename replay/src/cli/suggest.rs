@@ -3,7 +3,6 @@
 use std::path::{Path, PathBuf};
 
 use millpond_core::Error;
-use millpond_core::stack::{LayerTable, StackSpec};
 use millpond_driver::DeviceSpec;
 use millpond_measure::bench::Workload;
 
@@ -28,24 +27,6 @@ fn nearest_above<'a>(least: f64, name: &str, known: impl IntoIterator<Item = &'a
     let shares = known.into_iter().map(|known| (strsim::jaro(name, known), known));
     let near = shares.filter(|(share, known)| *share > least && *known != name);
     near.max_by(|(a, _), (b, _)| a.total_cmp(b)).map(|(_, known)| known)
-}
-
-/// Returns a sentence to add to the error of a stack. It names the layer or parameter that the user probably
-/// meant.
-pub(super) fn of_stack(stack: &StackSpec, table: &LayerTable) -> Option<String> {
-    stack.all_layers().into_iter().find_map(|layer| {
-        let Ok(entry) = table.get(&layer.name) else {
-            let known = table.entries().iter().map(|entry| entry.name);
-            return nearest(&layer.name, known).map(|name| format!("did you mean `{name}`?"));
-        };
-        layer.params.iter().find_map(|(key, _)| {
-            let known = entry.params.iter().map(|(name, _)| *name);
-            if known.clone().any(|name| name == key) {
-                return None;
-            }
-            nearest(key, known).map(|name| format!("did you mean `{name}`?"))
-        })
-    })
 }
 
 /// If a file does not exist, returns a sentence about the subcommand that the user probably meant.
@@ -92,13 +73,13 @@ fn neighbour(path: &Path) -> Option<PathBuf> {
 }
 
 /// Parses a device; the error suggests the device that the user probably meant.
-pub(super) fn device(text: &str) -> Result<DeviceSpec, Error> {
+pub(super) fn device(text: &str) -> Result<DeviceSpec, String> {
     let device = text.parse().map_err(|error: Error| match meant_device(text.trim()) {
-        Some(name) => Error::invalid_argument(format!("did you mean `{name}`? {}", error.message())),
-        None => error,
+        Some(name) => format!("did you mean `{name}`? {}", error.message()),
+        None => error.message().to_owned(),
     })?;
     if let DeviceSpec::SimProfile(path) = &device {
-        existing(path)?;
+        existing(path).map_err(|error| error.message().to_owned())?;
     }
     Ok(device)
 }
@@ -169,12 +150,12 @@ mod tests {
             ("1", "cuda:1"),
             ("gpu:0", "cuda:0"),
         ] {
-            let error = device(wrong).unwrap_err().to_string();
+            let error = device(wrong).unwrap_err();
             assert!(error.contains(&format!("did you mean `{right}`?")), "{wrong}: {error}");
             assert!(error.contains("write cuda:0, sim:h200, sim:a100"), "{error}");
         }
         for unknown in ["quantum", "/dev/nvidia0"] {
-            assert!(!device(unknown).unwrap_err().to_string().contains("did you mean"));
+            assert!(!device(unknown).unwrap_err().contains("did you mean"));
         }
     }
 

@@ -4,11 +4,11 @@ use std::io::{self, Write};
 use std::time::Duration;
 
 use clap::Args;
-use millpond_core::parse_memory;
 use millpond_core::stack::LayerTable;
 use millpond_snapshot::tune::{self, Request};
 
 use super::import::{ReportFormat, SourceArgs};
+use super::sizes::memory;
 use super::verdict::{Failure, Verdict};
 
 /// Finds the allocator settings that serve a file's requests in the least memory, and prints the setting or
@@ -31,7 +31,7 @@ pub(crate) struct TuneArgs {
 
     /// The memory that is available, as in 40GiB; with this option, the best candidate is the one with the
     /// fewest stalls in this memory
-    #[arg(long, value_name = "SIZE", value_parser = parse_memory)]
+    #[arg(long, visible_alias = "device-memory", value_name = "SIZE", value_parser = memory)]
     capacity: Option<u64>,
 
     /// The seconds after which the command starts no new replay

@@ -9,10 +9,13 @@ use millpond_measure::bench::{Report, Status};
 use millpond_measure::busy::{self, SubjectResult};
 use millpond_snapshot::placement::PlanError;
 
-use crate::compare::{StackReport, StackResult};
+use crate::compare::{StackReport, StackResult, has_model};
 
 /// The style of the word `error` in colours; clap uses the same.
 const ERROR: Style = AnsiColor::Red.on_default().effects(Effects::BOLD);
+
+/// The style of the word `warning` in colours.
+const WARNING: Style = AnsiColor::Yellow.on_default().effects(Effects::BOLD);
 
 /// The exit statuses, mildest first.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -54,13 +57,12 @@ impl Verdict {
     /// If the user named the stacks, a failed row of any stack counts. In the standard line-up, it suffices
     /// that one stack serves the log.
     pub(crate) fn of_stacks(stacks: &[StackReport], named: bool) -> Self {
-        let ran = || {
-            stacks.iter().filter_map(|stack| match &stack.result {
-                StackResult::Ran(figures) => Some(figures),
-                StackResult::Skipped { .. } | StackResult::Failed { .. } => None,
-            })
+        // In the standard line-up, a model does not count, because no program can use it.
+        let failed_a_row = |stack: &StackReport| match &stack.result {
+            StackResult::Ran(figures) => figures.failed_a_row() || has_model(&stack.spec),
+            StackResult::Skipped { .. } | StackResult::Failed { .. } => true,
         };
-        let rows_count = named || ran().all(|figures| figures.failed_a_row());
+        let rows_count = named || stacks.iter().all(failed_a_row);
         let verdict = |stack: &StackReport| match &stack.result {
             StackResult::Ran(figures)
                 if figures.misuses_all_passes > 0 || (rows_count && figures.failed_a_row()) =>
@@ -74,7 +76,7 @@ impl Verdict {
         };
         for stack in stacks {
             if let StackResult::Failed { error, .. } = &stack.result {
-                report(&format!("{}: {error}", stack.spec));
+                report(&about(&stack.spec, error));
             }
         }
         stacks.iter().map(verdict).max().unwrap_or(Self::Fine)
@@ -82,7 +84,7 @@ impl Verdict {
 
     pub(crate) fn of_bench(bench: &Report) -> Self {
         let failed = || bench.not_run.iter().filter(|not_run| not_run.status == Status::Failed);
-        failed().for_each(|not_run| report(&format!("{}: {}", not_run.of, not_run.reason)));
+        failed().for_each(|not_run| report(&about(&not_run.of.to_string(), &not_run.reason)));
         if failed().next().is_some() { Self::StackFailed } else { Self::Fine }
     }
 
@@ -92,7 +94,7 @@ impl Verdict {
             for stack in &case.stacks {
                 if let SubjectResult::Failed { error } = &stack.result {
                     let (kernels, host, spec) = (case.kernels, case.host, &stack.spec);
-                    report(&format!("{spec} with kernels of {kernels}, host {host}: {error}"));
+                    report(&about(&format!("{spec} with kernels of {kernels}, host {host}"), error));
                     verdict = Self::StackFailed;
                 }
                 if stack.failures() > 0 {
@@ -134,12 +136,35 @@ impl From<io::Error> for Failure {
     }
 }
 
-/// Prints like `eprintln!`, but does not panic if the standard error is closed.
+/// The words of the kinds of errors that tell the reader nothing, because the message names the argument or
+/// the file.
+const KINDS: [&str; 2] = ["invalid argument: ", "input/output error: "];
+
+/// Prints an error without the words of its kind.
 pub(super) fn report(message: &str) {
+    say(ERROR, "error", without_kind(message));
+}
+
+/// Returns an error with the name of the stack or the workload that failed.
+fn about(name: &str, error: &str) -> String {
+    format!("{name}: {}", without_kind(error))
+}
+
+fn without_kind(error: &str) -> &str {
+    KINDS.iter().find_map(|kind| error.strip_prefix(kind)).unwrap_or(error)
+}
+
+/// Prints a warning: the command did its work, but the reader may not want the result.
+pub(super) fn warn(message: &str) {
+    say(WARNING, "warning", message);
+}
+
+/// Prints like `eprintln!`, but does not panic if the standard error is closed.
+fn say(style: Style, word: &str, message: &str) {
     // A message may quote a file. It keeps its line breaks, but loses control characters, which a terminal
     // would obey.
     let shown: Vec<String> = message.split('\n').map(plain).collect();
-    let text = format!("{ERROR}error:{ERROR:#} {}\n", shown.join("\n"));
+    let text = format!("{style}{word}:{style:#} {}\n", shown.join("\n"));
     // `anstream` drops the colours if the standard error is not a terminal, or if `--color` or NO_COLOR says
     // so.
     let _ = io::Write::write_all(&mut anstream::stderr().lock(), text.as_bytes());

@@ -52,7 +52,8 @@ pub struct StackFigures {
     /// The first allocation that failed.
     pub first_failure: Option<Failure>,
     /// The outcome of the requests that had failed when the log was written; `None` if there are none. A
-    /// separate replay repeats these requests, so they change no other figure.
+    /// separate replay repeats these requests, so they change only
+    /// [`peak_reserved_bytes_asked_again`](Self::peak_reserved_bytes_asked_again).
     pub asked_again: Option<AskedAgain>,
     /// Deallocations that the stack refused in all passes together. Each refusal is a bug.
     pub misuses_all_passes: u64,
@@ -60,8 +61,14 @@ pub struct StackFigures {
     pub peak_reserved_bytes_first: u64,
     /// The most bytes allocated from the driver at one time in the last pass.
     pub peak_reserved_bytes_last: u64,
+    /// The most bytes allocated from the driver at one time in the separate replay, which also makes the
+    /// requests that had failed when the log was written; `None` if there are no such requests.
+    pub peak_reserved_bytes_asked_again: Option<u64>,
     /// The most bytes that the log has live at one time.
     pub peak_live_bytes: u64,
+    /// The most bytes that the log has live at one time, together with a request that had failed when the log
+    /// was written.
+    pub peak_needed_bytes: u64,
     /// [`peak_reserved_bytes_first`](Self::peak_reserved_bytes_first) divided by
     /// [`peak_live_bytes`](Self::peak_live_bytes); `None` if no block is live.
     pub reserved_over_live_first: Option<f64>,
@@ -126,9 +133,22 @@ impl StackFigures {
         again || self.failures_all_passes > 0
     }
 
-    /// Returns the peak of the first pass or of the last pass in bytes, whichever is larger.
+    /// Returns the peak of the first pass in bytes, with the requests that had failed when the log was
+    /// written.
+    pub(crate) fn first_peak(&self) -> u64 {
+        self.peak_reserved_bytes_first.max(self.peak_reserved_bytes_asked_again.unwrap_or(0))
+    }
+
+    /// Returns the largest peak of the first and the last pass in bytes, with the requests that had failed
+    /// when the log was written.
     pub(crate) fn peak(&self) -> u64 {
-        self.peak_reserved_bytes_first.max(self.peak_reserved_bytes_last)
+        self.first_peak().max(self.peak_reserved_bytes_last)
+    }
+
+    /// Returns a peak divided by the most live bytes, with the requests that had failed when the log was
+    /// written. Returns `None` if no block is live.
+    pub(crate) fn over_live(&self, peak: u64) -> Option<f64> {
+        (self.peak_needed_bytes > 0).then(|| peak as f64 / self.peak_needed_bytes as f64)
     }
 
     /// Returns whether the stack uses device memory. A stack of host memory serves blocks but uses no device

@@ -19,6 +19,7 @@ use millpond_core::stack::LayerTable;
 use serde::Serialize;
 
 pub use figures::{DriverFigures, PassFigures, StackFigures, StackReport, StackResult};
+pub(crate) use layers::has_model;
 pub use layers::layers;
 pub use settings::Settings;
 

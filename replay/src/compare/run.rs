@@ -62,7 +62,9 @@ fn build_and_replay(
     let outcome = engine::replay(program, &resource, &device, settings.options, &mut watch)?;
     let mut figures = watch.figures(program, outcome);
     drop(resource);
-    figures.asked_again = ask_again(program, spec, table, settings)?;
+    if let Some((asked, peak)) = ask_again(program, spec, table, settings)? {
+        (figures.asked_again, figures.peak_reserved_bytes_asked_again) = (Some(asked), Some(peak));
+    }
     figures.driver.unmeasured = unmeasured(&settings.device, &figures.driver.by_kind)?;
     let shares_a_clock = settings.options.threads == Threads::Free && device.device().is_sim();
     if shares_a_clock || !figures.driver.unmeasured.is_empty() {
@@ -72,15 +74,16 @@ fn build_and_replay(
     Ok(figures)
 }
 
-/// Repeats the requests that had failed when the log was written. This is a separate replay: a stack that
-/// grows for these requests has other figures afterwards. It omits the `logging` layers, because they write
-/// the log of the main replay.
+/// Repeats the requests that had failed when the log was written. Returns their outcome, and the most bytes
+/// allocated from the driver at one time. This is a separate replay: a stack that grows for these requests
+/// has other figures afterwards. It omits the `logging` layers, because they write the log of the main
+/// replay.
 fn ask_again(
     program: &Program,
     spec: &StackSpec,
     table: &LayerTable,
     settings: &Settings,
-) -> Result<Option<AskedAgain>> {
+) -> Result<Option<(AskedAgain, u64)>> {
     if program.summary().failed_requests == 0 {
         return Ok(None);
     }
@@ -88,9 +91,11 @@ fn ask_again(
     // A program may have its own layer with the name `logging`.
     let has_millponds = table.get("logging").is_ok_and(is_millponds);
     let spec = if has_millponds { &without_logging(spec)? } else { spec };
-    let resource = spec.build(table, &device)?;
+    let counting = CountingDriver::new(device.clone());
+    let resource = spec.build(table, &(counting.clone() as DriverHandle))?;
     let options = settings.options.passes(1).ask_again(true);
-    Ok(engine::replay(program, &resource, &device, options, &mut ())?.asked_again)
+    let outcome = engine::replay(program, &resource, &device, options, &mut ())?;
+    Ok(outcome.asked_again.map(|asked| (asked, counting.peak_bytes_held())))
 }
 
 /// Returns the same stack without its `logging` layers, including layers inside parentheses.
@@ -208,7 +213,9 @@ impl<'a> StackWatch<'a> {
             misuses_all_passes: 0,
             peak_reserved_bytes_first: first.peak_bytes,
             peak_reserved_bytes_last: last.peak_bytes,
+            peak_reserved_bytes_asked_again: None,
             peak_live_bytes: log.peak_live_bytes,
+            peak_needed_bytes: log.peak_needed_bytes,
             reserved_over_live_first: over_live(first.peak_bytes),
             reserved_over_live_last: over_live(last.peak_bytes),
             reserved_over_apart_first: over(log.peak_live_bytes_apart, first.peak_bytes),

@@ -5,11 +5,11 @@
 //! differences are noise.
 
 use millpond_core::{ByteSize, format_bytes};
-use millpond_engine::text::{counted, thousands};
-use millpond_snapshot::peers;
+use millpond_engine::text::{bytes_among, counted, thousands};
+use millpond_snapshot::tune;
 
 use super::ran::figures;
-use crate::compare::{Comparison, StackFigures};
+use crate::compare::{Comparison, StackFigures, has_model};
 
 /// A stack saves driver calls if it makes fewer than one call per this many operations of the log.
 const OPERATIONS_A_CALL: u64 = 2;
@@ -22,6 +22,12 @@ pub(super) const SAME_COST: f64 = 1.1;
 
 /// A log with fewer operations supports no advice, because a pool has not yet reached its size.
 const SHORT_LOG: u64 = 1000;
+
+/// The stack that calls the driver for each request.
+pub(super) const PLAIN: &str = "cuda";
+
+/// The bases whose memory on a simulated device is a rough model: CUDA's pools.
+const DRIVER_POOL: &str = "cuda_async";
 
 /// The memory of the largest simulated device, in bytes.
 const LARGEST_DEVICE: u64 = 16 << 40;
@@ -48,9 +54,16 @@ pub(super) fn of(comparison: &Comparison) -> Option<Advice<'_>> {
     // Managed memory can serve more bytes than the device has, but it uses host memory for them, which is
     // much slower.
     let (managed, served): (Vec<Ran<'_>>, Vec<Ran<'_>>) = served.partition(|(spec, _)| is_managed(spec));
-    let sparing: Vec<Ran<'_>> = served.iter().copied().filter(|(_, figures)| spares(figures)).collect();
     let log = &comparison.log;
-    let (to_do, stack) = if let Some(best) = smallest(&sparing) {
+    // If a request failed, memory counts, and calls do not. `tune` has the same rule.
+    let is_better = |(spec, figures): &Ran<'_>| match log.failed_requests {
+        0 => spares(figures),
+        _ => *spec != PLAIN && !spec.starts_with(DRIVER_POOL),
+    };
+    let better: Vec<Ran<'_>> = served.iter().copied().filter(is_better).collect();
+    let (to_do, stack) = if let Some((spec, peak)) = present_is_best(comparison, smallest(&served)) {
+        (keep(comparison, spec, peak), None)
+    } else if let Some(best) = smallest(&better) {
         (use_stack(comparison, best, plain(&ran)), Some(best.0))
     } else if let Some(best) = smallest(&served) {
         let (spec, figures) = best;
@@ -75,10 +88,26 @@ pub(super) fn of(comparison: &Comparison) -> Option<Advice<'_>> {
     Some(Advice { text: format!("what to do: {to_do}."), stack })
 }
 
-/// Returns whether a stack contains a model of another library's allocator, which no program can use.
-pub(super) fn has_model(spec: &str) -> bool {
-    let layers = spec.split('+').map(|layer| layer.split(':').next().unwrap_or_default().trim());
-    layers.into_iter().any(|layer| peers::LAYERS.iter().any(|model| model.name == layer))
+/// If a request had failed, returns the model of the program's present allocator with its peak, if it served
+/// every request and `best` does not need less memory.
+fn present_is_best<'a>(comparison: &'a Comparison, best: Option<Ran<'a>>) -> Option<(&'a str, u64)> {
+    let (present, (_, best)) = comparison.log.recorded_with.as_deref().zip(best)?;
+    let stacks = comparison.stacks.iter().filter_map(figures);
+    let (_, model) = stacks.into_iter().find(|(stack, _)| stack.spec == present)?;
+    let is_as_small = model.peak() as f64 <= best.peak() as f64 * SAME_PEAK;
+    let served = model.asked_again.is_some() && !model.failed_a_row();
+    (served && is_as_small).then(|| (present, model.peak()))
+}
+
+/// Returns the advice if the program's present allocator needs no more memory than any stack.
+fn keep(comparison: &Comparison, model: &str, peak: u64) -> String {
+    format!(
+        "run the program where its allocator can reserve {}, or keep less memory live: on {} the model \
+         `{model}` of its own allocator served every request, also the failed ones, and no stack here needs \
+         less",
+        format_bytes(peak),
+        comparison.device.spec,
+    )
 }
 
 /// Returns whether the base of a stack is managed memory.
@@ -88,15 +117,14 @@ pub(super) fn is_managed(spec: &str) -> bool {
 
 /// Returns the advice if only managed memory served the log, because managed memory overflows to host memory.
 fn larger_for_managed(comparison: &Comparison, spec: &str, figures: &StackFigures) -> String {
-    let (taken, total) =
-        (figures.peak().max(comparison.log.peak_needed_bytes), comparison.device.total_bytes);
-    let why = match taken.saturating_sub(total) {
+    let (taken, total) = (figures.peak(), comparison.device.total_bytes);
+    let sizes = [taken, taken.saturating_sub(total)];
+    let [taken, beyond] = sizes.map(|bytes| bytes_among(bytes, &sizes));
+    let why = match sizes[1] {
         0 => format!("`{spec}` served it, but moves its pages on demand, which is much slower"),
-        beyond => format!(
-            "of the {} that `{spec}` took, {} did not fit into device memory and stayed in host memory, \
-             which is much slower",
-            format_bytes(taken),
-            format_bytes(beyond)
+        _ => format!(
+            "of the {taken} that `{spec}` took, {beyond} did not fit into device memory and stayed in host \
+             memory, which is much slower"
         ),
     };
     format!("look for a larger device, or keep less memory live: {why}; no other stack served the log")
@@ -112,15 +140,18 @@ fn use_stack(comparison: &Comparison, (spec, figures): Ran<'_>, plain: Option<Ra
     };
     let again = figures.asked_again.as_ref().map_or(String::new(), |asked| {
         let (served, requests) = (thousands(asked.served), counted(asked.requests, "request"));
-        format!(", and served {served} of {requests} that failed when the log was written")
+        format!(
+            ", and served {served} of {requests} that failed when the log was written; `tune FILE` finds the \
+             smallest device for this stack, and for the settings of the program's own allocator"
+        )
     });
+    let sizes = [figures.peak(), figures.peak_needed_bytes];
+    let [taken, live] = sizes.map(|bytes| bytes_among(bytes, &sizes));
     format!(
-        "build the program's resource from the text `{spec}`{}: on {} this stack served the log, took {} for \
-         {} of live memory, and made {calls}{again}",
+        "build the program's resource from the text `{spec}`{}: on {} this stack served the log, took \
+         {taken} for {live} of live memory, and made {calls}{again}",
         form(comparison, spec),
         comparison.device.spec,
-        format_bytes(figures.peak()),
-        format_bytes(figures.peak_live_bytes),
     )
 }
 
@@ -194,10 +225,19 @@ pub(super) fn spares(figures: &StackFigures) -> bool {
     figures.driver.calls_first_pass.saturating_mul(OPERATIONS_A_CALL) < figures.operations
 }
 
+/// Returns the calls of the first pass that wait for the device.
+pub(super) fn stalls(figures: &StackFigures) -> u64 {
+    tune::stalls(&figures.driver.by_kind)
+}
+
 /// Returns the stack with the least memory. If several stacks need nearly as little, returns the one with the
-/// fewest driver calls. Further ties go to the fastest stack, and then to the stack with the fewest layers.
+/// fewest driver calls. If a request had failed, the fewest stalls come first, as in `tune`. Further ties go
+/// to the fastest stack, and then to the stack with the fewest layers.
 fn smallest<'a>(stacks: &[Ran<'a>]) -> Option<Ran<'a>> {
-    let near = nearly_least(stacks.to_vec(), SAME_PEAK, |figures| figures.peak() as f64);
+    let mut near = nearly_least(stacks.to_vec(), SAME_PEAK, |figures| figures.peak() as f64);
+    if near.iter().any(|(_, figures)| figures.asked_again.is_some()) {
+        near = nearly_least(near, SAME_COST, |figures| stalls(figures) as f64);
+    }
     let near = nearly_least(near, SAME_COST, |figures| figures.driver.calls_first_pass as f64);
     let near = nearly_least(near, SAME_COST, |figures| figures.ns_per_op_first.unwrap_or(f64::INFINITY));
     near.into_iter().min_by_key(|(spec, figures)| (spec.matches('+').count(), figures.peak()))
@@ -211,5 +251,5 @@ fn nearly_least<'a>(stacks: Vec<Ran<'a>>, ratio: f64, cost: fn(&StackFigures) ->
 
 /// Returns the stack that calls the driver for each request.
 fn plain<'a>(ran: &[Ran<'a>]) -> Option<Ran<'a>> {
-    ran.iter().find(|(spec, _)| *spec == "cuda").copied()
+    ran.iter().find(|(spec, _)| *spec == PLAIN).copied()
 }

@@ -3,13 +3,13 @@
 use std::io::{self, Write};
 
 use comfy_table::CellAlignment;
-use millpond_core::format_bytes;
 use millpond_engine::text::{counted, thousands};
 
 use super::advice::{self, Advice};
-use super::cells::{ns_per_op, ratio, table_of};
+use super::cells::Cell::{Bytes, Text};
+use super::cells::{self, Column, ns_per_op, ratio, table_of};
 use super::ran::Ran;
-use crate::compare::{Comparison, StackFigures, StackReport};
+use crate::compare::{Comparison, StackFigures, StackReport, has_model};
 
 /// The most stacks that the table shows.
 const MOST_ROWS: usize = 8;
@@ -18,26 +18,27 @@ const LEGEND: &str = "\
 peak taken: the most memory held from the driver at one time; taken / live: peak taken / peak live
 ns/op: time per operation, in the stack and the driver; --details explains the figures";
 
-/// A column: its heading, and the function that makes its cells.
-type Column = (&'static str, fn(&StackFigures) -> String);
+/// The line below the legend if requests had failed when the log was written.
+const WITH_FAILED: &str =
+    "peak taken and peak live include the requests that failed when the log was written";
 
 const PEAK: [Column; 2] = [
-    ("peak taken", |figures| format_bytes(figures.peak())),
-    ("taken / live", |figures| ratio(over_live(figures))),
+    ("peak taken", Bytes(StackFigures::peak)),
+    ("taken / live", Text(|figures| ratio(figures.over_live(figures.peak())))),
 ];
 
 /// The columns that are added if there is one pass.
 const ONCE: [Column; 2] = [
-    ("ns/op", |figures| ns_per_op(figures.ns_per_op_first)),
-    ("driver calls", |figures| thousands(figures.driver.calls_first_pass)),
+    ("ns/op", Text(|figures| ns_per_op(figures.ns_per_op_first))),
+    ("driver calls", Text(|figures| thousands(figures.driver.calls_first_pass))),
 ];
 
 /// The columns that are added if there are several passes.
 const REPEATED: [Column; 4] = [
-    ("ns/op\nfirst pass", |figures| ns_per_op(figures.ns_per_op_first)),
-    ("ns/op\nbest pass", |figures| ns_per_op(figures.ns_per_op_best)),
-    ("driver calls\nfirst pass", |figures| thousands(figures.driver.calls_first_pass)),
-    ("driver calls\nbest pass", |figures| thousands(figures.driver.calls_best_pass)),
+    ("ns/op\nfirst pass", Text(|figures| ns_per_op(figures.ns_per_op_first))),
+    ("ns/op\nbest pass", Text(|figures| ns_per_op(figures.ns_per_op_best))),
+    ("driver calls\nfirst pass", Text(|figures| thousands(figures.driver.calls_first_pass))),
+    ("driver calls\nbest pass", Text(|figures| thousands(figures.driver.calls_best_pass))),
 ];
 
 /// Prints the table, with at most eight stacks.
@@ -48,21 +49,19 @@ pub(super) fn write(
     advice: Option<&Advice<'_>>,
 ) -> io::Result<()> {
     let further: &[Column] = if comparison.passes > 1 { &REPEATED } else { &ONCE };
-    let columns = PEAK.iter().chain(further);
-    let header = std::iter::once("stack").chain(columns.clone().map(|(head, _)| *head)).chain(["verdict"]);
+    let columns = [&PEAK[..], further].concat();
+    let header = std::iter::once("stack").chain(columns.iter().map(|(head, _)| *head)).chain(["verdict"]);
     let advised = advice.and_then(|advice| advice.stack);
     let best = advised.and_then(|spec| ran.iter().find(|(stack, _)| stack.spec == spec));
     let best = best.map(|(_, figures)| *figures);
     let shown = shown(ran, advised);
-    let rows = shown.iter().map(|(stack, figures)| {
-        let cells = columns.clone().map(|(_, cell)| cell(figures));
-        let verdict = if advised == Some(stack.spec.as_str()) {
-            "use this one".to_owned()
-        } else {
-            verdict(stack, figures, best)
-        };
-        std::iter::once(stack.spec.clone()).chain(cells).chain([verdict]).collect()
-    });
+    let mut rows = cells::rows(&columns, &shown);
+    for (row, (stack, figures)) in rows.iter_mut().zip(&shown) {
+        row.push(match advised == Some(stack.spec.as_str()) {
+            true => "use this one".to_owned(),
+            false => verdict(stack, figures, best),
+        });
+    }
     let mut table = table_of(header.collect(), rows);
     if let Some(column) = table.column_iter_mut().last() {
         column.set_cell_alignment(CellAlignment::Left);
@@ -72,7 +71,11 @@ pub(super) fn write(
         let more = (ran.len() - shown.len()) as u64;
         writeln!(out, "--details also shows {}", counted(more, "more stack"))?;
     }
-    writeln!(out, "{LEGEND}")
+    writeln!(out, "{LEGEND}")?;
+    if comparison.log.failed_requests > 0 {
+        writeln!(out, "{WITH_FAILED}")?;
+    }
+    Ok(())
 }
 
 /// Returns the advised stack, and the stacks that served the log with the least memory. They are in the order
@@ -100,13 +103,14 @@ fn verdict(stack: &StackReport, figures: &StackFigures, best: Option<&StackFigur
         let failed = thousands(asked.requests - asked.served);
         return format!("{failed} of {} failed again", counted(asked.requests, "request"));
     }
-    if advice::has_model(&stack.spec) {
+    if has_model(&stack.spec) {
         return "a model, for comparison".to_owned();
     }
     if advice::is_managed(&stack.spec) {
         return "pages move on demand: slow".to_owned();
     }
-    if !advice::spares(figures) {
+    // If a request failed, memory counts, and calls do not.
+    if !advice::spares(figures) && (figures.asked_again.is_none() || stack.spec == advice::PLAIN) {
         return "calls the driver too often".to_owned();
     }
     let Some(best) = best else { return "served the log".to_owned() };
@@ -114,6 +118,8 @@ fn verdict(stack: &StackReport, figures: &StackFigures, best: Option<&StackFigur
     let dearer = |figure: fn(&StackFigures) -> f64| figure(figures) > figure(best) * advice::SAME_COST;
     if more > advice::SAME_PEAK {
         format!("takes {:.0} % more memory", (more - 1.0) * 100.0)
+    } else if figures.asked_again.is_some() && dearer(|figures| advice::stalls(figures) as f64) {
+        "waits for the device more often".to_owned()
     } else if dearer(|figures| figures.driver.calls_first_pass as f64) {
         "makes more calls".to_owned()
     } else if dearer(|figures| figures.ns_per_op_first.unwrap_or(0.0)) {
@@ -121,10 +127,4 @@ fn verdict(stack: &StackReport, figures: &StackFigures, best: Option<&StackFigur
     } else {
         "as good".to_owned()
     }
-}
-
-/// Returns the larger peak of reserved bytes divided by the peak of live bytes.
-fn over_live(figures: &StackFigures) -> Option<f64> {
-    let ratios = [figures.reserved_over_live_first, figures.reserved_over_live_last];
-    ratios.into_iter().flatten().max_by(f64::total_cmp)
 }

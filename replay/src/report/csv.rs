@@ -37,6 +37,7 @@ struct Row<'a> {
     threads: usize,
     peak_live_bytes: u64,
     peak_live_bytes_apart: u64,
+    peak_needed_bytes: u64,
     device: &'a str,
     simulated: bool,
     thread_order: &'a str,
@@ -56,6 +57,7 @@ struct Row<'a> {
     misuses_all_passes: Option<u64>,
     peak_reserved_bytes_first: Option<u64>,
     peak_reserved_bytes_last: Option<u64>,
+    peak_reserved_bytes_asked_again: Option<u64>,
     reserved_over_live_first: Option<f64>,
     reserved_over_live_last: Option<f64>,
     reserved_over_apart_first: Option<f64>,
@@ -94,6 +96,7 @@ impl<'a> Row<'a> {
             threads: log.threads,
             peak_live_bytes: log.peak_live_bytes,
             peak_live_bytes_apart: log.peak_live_bytes_apart,
+            peak_needed_bytes: log.peak_needed_bytes,
             device: &comparison.device.spec,
             simulated: comparison.device.simulated,
             thread_order: &comparison.thread_order,
@@ -130,6 +133,7 @@ impl<'a> Row<'a> {
         self.misuses_all_passes = Some(figures.misuses_all_passes);
         self.peak_reserved_bytes_first = Some(figures.peak_reserved_bytes_first);
         self.peak_reserved_bytes_last = Some(figures.peak_reserved_bytes_last);
+        self.peak_reserved_bytes_asked_again = figures.peak_reserved_bytes_asked_again;
         self.reserved_over_live_first = figures.reserved_over_live_first;
         self.reserved_over_live_last = figures.reserved_over_live_last;
         self.reserved_over_apart_first = figures.reserved_over_apart_first;

@@ -8,7 +8,8 @@
 //!                               peak_needed_bytes (with the requests that failed), bytes_before (the least
 //!                               that the program had allocated before the log began), leaked_blocks,
 //!                               unknown_frees, skipped_rows, rest_missing, and more;
-//!                               imported_from and not_known[] if the file was imported
+//!                               imported_from, recorded_with (the model of the program's allocator, as a
+//!                               stack) and not_known[] if the file was imported
 //! thread_order, passes          how it was replayed
 //! stacks[]                      one for each stack, in the requested order
 //!   spec                        the stack as text
@@ -24,7 +25,9 @@
 //!   misuses_all_passes          deallocations that the stack refused, summed over the passes
 //!   peak_reserved_bytes_first   the most bytes taken from the driver, up to the end of the first pass
 //!   peak_reserved_bytes_last    the same in the last pass
+//!   peak_reserved_bytes_asked_again  the same with the requests that had failed; null if the log has none
 //!   peak_live_bytes             of the log
+//!   peak_needed_bytes           of the log, with the requests that had failed
 //!   reserved_over_live_first, _last  the ratios of these; null if nothing is live
 //!   reserved_over_apart_first   the first peak over the least memory if streams share none
 //!   largest_free_block_bytes    after the last pass; null if the stack keeps no statistics

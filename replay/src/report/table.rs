@@ -7,7 +7,8 @@ use comfy_table::Table;
 use millpond_core::{LadderCounts, format_bytes};
 use millpond_engine::text::{counted, thousands};
 
-use super::cells::{ns_per_op, ratio, table_of};
+use super::cells::Cell::{Bytes, Text};
+use super::cells::{self, Column, ns_per_op, ratio, table_of};
 use super::ran::{Ran, figures};
 use super::{Reporter, advice, brief};
 use crate::compare::{Comparison, StackFigures, StackReport, StackResult};
@@ -19,8 +20,9 @@ ns/op: time per operation, in the stack and the driver; calls: driver calls; fai
 const APART_LEGEND: &str =
     "taken / apart: peak taken / the least memory for any allocator whose streams share no memory";
 
-const ASKED_AGAIN_LEGEND: &str =
-    "failed then, served now: rows `allocate failure` of the log that the stack serves in the replay";
+const ASKED_AGAIN_LEGEND: &str = "\
+failed then, served now: rows `allocate failure` of the log that the stack serves in the replay
+peak taken and peak live include these requests; taken / apart, the last pass and all other figures do not";
 
 /// CUDA does not document how its pools divide memory; docs/book/src/benchmarks.md shows how much they take.
 const DRIVER_POOL_NOTE: &str = "cuda_async: the simulated driver's pools are a model; with CUDA's pools, \
@@ -100,13 +102,17 @@ fn write_details(out: &mut impl Write, comparison: &Comparison, ran: &Ran<'_>) -
 
 fn headline(comparison: &Comparison) -> String {
     let log = &comparison.log;
+    let failed = match log.failed_requests {
+        0 => String::new(),
+        failed => format!(" with {}", counted(failed, "failed request")),
+    };
     format!(
-        "{}: {}, {}, {}, peak live {}",
+        "{}: {}, {}, {}, peak live {}{failed}",
         log.file,
         counted(log.events, "event"),
         counted(log.streams as u64, "stream"),
         counted(log.threads as u64, "thread"),
-        format_bytes(log.peak_live_bytes),
+        format_bytes(log.peak_needed_bytes),
     )
 }
 
@@ -132,40 +138,40 @@ fn device(comparison: &Comparison) -> String {
     if spec.contains(&size) { format!("{spec} ({name})") } else { format!("{spec} ({name}, {size})") }
 }
 
-/// A column: its heading, and the function that makes its cells.
-type Column = (&'static str, fn(&StackFigures) -> String);
-
 /// The columns if there is one pass.
 const ONCE: [Column; 5] = [
-    ("peak\ntaken", |figures| format_bytes(figures.peak_reserved_bytes_first)),
-    ("taken\n/ live", |figures| ratio(figures.reserved_over_live_first)),
-    ("ns/op", |figures| ns_per_op(figures.ns_per_op_first)),
-    ("driver\ncalls", |figures| thousands(figures.driver.calls_first_pass)),
-    ("failures", |figures| thousands(figures.failures)),
+    ("peak\ntaken", Bytes(StackFigures::first_peak)),
+    ("taken\n/ live", Text(|figures| ratio(figures.over_live(figures.first_peak())))),
+    ("ns/op", Text(|figures| ns_per_op(figures.ns_per_op_first))),
+    ("driver\ncalls", Text(|figures| thousands(figures.driver.calls_first_pass))),
+    ("failures", Text(|figures| thousands(figures.failures))),
 ];
 
 /// The columns if there are several passes.
 const REPEATED: [Column; 9] = [
-    ("peak taken\nfirst pass", |figures| format_bytes(figures.peak_reserved_bytes_first)),
-    ("/ live", |figures| ratio(figures.reserved_over_live_first)),
-    ("peak taken\nlast pass", |figures| format_bytes(figures.peak_reserved_bytes_last)),
-    ("/ live", |figures| ratio(figures.reserved_over_live_last)),
-    ("ns/op\nfirst", |figures| ns_per_op(figures.ns_per_op_first)),
-    ("ns/op\nbest", |figures| ns_per_op(figures.ns_per_op_best)),
-    ("calls in\nfirst pass", |figures| thousands(figures.driver.calls_first_pass)),
-    ("calls in\nbest pass", |figures| thousands(figures.driver.calls_best_pass)),
-    ("failures\nfirst pass", |figures| thousands(figures.failures)),
+    ("peak taken\nfirst pass", Bytes(StackFigures::first_peak)),
+    ("/ live", Text(|figures| ratio(figures.over_live(figures.first_peak())))),
+    ("peak taken\nlast pass", Bytes(|figures| figures.peak_reserved_bytes_last)),
+    ("/ live", Text(|figures| ratio(figures.reserved_over_live_last))),
+    ("ns/op\nfirst", Text(|figures| ns_per_op(figures.ns_per_op_first))),
+    ("ns/op\nbest", Text(|figures| ns_per_op(figures.ns_per_op_best))),
+    ("calls in\nfirst pass", Text(|figures| thousands(figures.driver.calls_first_pass))),
+    ("calls in\nbest pass", Text(|figures| thousands(figures.driver.calls_best_pass))),
+    ("failures\nfirst pass", Text(|figures| thousands(figures.failures))),
 ];
 
 /// The column that is added for logs with several streams.
-const APART: Column = ("taken\n/ apart", |figures| ratio(figures.reserved_over_apart_first));
+const APART: Column = ("taken\n/ apart", Text(|figures| ratio(figures.reserved_over_apart_first)));
 
 /// The column that is added for logs with failed requests.
-const ASKED_AGAIN: Column = ("failed then,\nserved now", |figures| {
-    figures.asked_again.as_ref().map_or("-".to_owned(), |asked| {
-        format!("{} of {}", thousands(asked.served), thousands(asked.requests))
-    })
-});
+const ASKED_AGAIN: Column = (
+    "failed then,\nserved now",
+    Text(|figures| {
+        figures.asked_again.as_ref().map_or("-".to_owned(), |asked| {
+            format!("{} of {}", thousands(asked.served), thousands(asked.requests))
+        })
+    }),
+);
 
 fn table(comparison: &Comparison, ran: &Ran<'_>) -> Table {
     let mut columns = if comparison.passes > 1 { REPEATED.to_vec() } else { ONCE.to_vec() };
@@ -176,11 +182,7 @@ fn table(comparison: &Comparison, ran: &Ran<'_>) -> Table {
         columns.push(ASKED_AGAIN);
     }
     let header = std::iter::once("stack").chain(columns.iter().map(|(head, _)| *head)).collect();
-    let rows = ran.iter().map(|(stack, figures)| {
-        let cells = columns.iter().map(|(_, cell)| cell(figures));
-        std::iter::once(stack.spec.clone()).chain(cells).collect()
-    });
-    table_of(header, rows)
+    table_of(header, cells::rows(&columns, ran))
 }
 
 fn details(ran: &Ran<'_>) -> Table {
@@ -302,9 +304,9 @@ fn winners(ran: &Ran<'_>) -> Option<String> {
         let names = served.iter().filter(|(_, figures)| is_best(figures));
         names.map(|(stack, _)| stack.spec.as_str()).collect::<Vec<_>>().join(", ")
     };
-    let smallest = served.iter().map(|(_, figures)| figures.peak_reserved_bytes_first).min().unwrap_or(0);
-    let least_memory = names(&|figures| figures.peak_reserved_bytes_first == smallest);
-    let over_live = served.iter().filter_map(|(_, figures)| figures.reserved_over_live_first);
+    let smallest = served.iter().map(|(_, figures)| figures.first_peak()).min().unwrap_or(0);
+    let least_memory = names(&|figures| figures.first_peak() == smallest);
+    let over_live = served.iter().filter_map(|(_, figures)| figures.over_live(figures.first_peak()));
     let taken = over_live.min_by(f64::total_cmp).map(|ratio| format!("{ratio:.3} × live"));
     let taken = taken.unwrap_or_else(|| format_bytes(smallest));
     let only = if served.len() < ran.len() { "among the stacks without failures, " } else { "" };

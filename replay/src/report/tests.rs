@@ -38,7 +38,9 @@ fn comparison() -> Comparison {
         asked_again: None,
         peak_reserved_bytes_first: 3 << 20,
         peak_reserved_bytes_last: 4 << 20,
+        peak_reserved_bytes_asked_again: None,
         peak_live_bytes: 2 << 20,
+        peak_needed_bytes: 2 << 20,
         reserved_over_live_first: Some(1.5),
         reserved_over_live_last: Some(2.0),
         reserved_over_apart_first: Some(1.25),
@@ -70,7 +72,7 @@ fn comparison() -> Comparison {
     let mut log = LogSummary::default();
     log.file = "app.csv".to_owned();
     (log.events, log.operations, log.streams, log.threads) = (24_368, 1000, 4, 1);
-    log.peak_live_bytes = 2 << 20;
+    (log.peak_live_bytes, log.peak_needed_bytes) = (2 << 20, 2 << 20);
     log.flaws = late();
     Comparison {
         version: Comparison::VERSION,
@@ -174,7 +176,7 @@ fn the_stacks_that_took_least_are_named_and_failing_ones_do_not_count() {
     let figures = |failures, taken, ns| StackFigures {
         failures_all_passes: failures,
         peak_reserved_bytes_first: taken,
-        reserved_over_live_first: Some(taken as f64 / 100.0),
+        peak_needed_bytes: 100,
         ns_per_op_best: ns,
         ..(**first).clone()
     };
@@ -205,7 +207,13 @@ type Changed = (&'static str, fn(&mut StackFigures));
 
 /// Prints tables of stacks, each with changed figures.
 fn table_with(format: Format, ran: &[Changed]) -> String {
+    table_of_log(format, ran, |_| ())
+}
+
+/// Prints tables of a changed log.
+fn table_of_log(format: Format, ran: &[Changed], change: fn(&mut LogSummary)) -> String {
     let mut comparison = comparison();
+    change(&mut comparison.log);
     let StackResult::Ran(first) = &comparison.stacks[0].result else { panic!() };
     let plain =
         StackFigures { failures: 0, failures_all_passes: 0, first_failure: None, ..(**first).clone() };
@@ -245,6 +253,65 @@ fn a_stack_that_did_not_serve_what_had_failed_is_no_winner() {
     );
     assert!(text.contains("least time: cuda+pool, cuda+binning (100 ns/op)"), "{text}");
     assert!(text.contains("least memory: cuda+pool ("), "{text}");
+}
+
+/// `tune` then says that no other settings save memory.
+#[test]
+fn the_programs_own_allocator_is_kept_if_no_stack_needs_less() {
+    let with_failure = |log: &mut LogSummary| {
+        (log.recorded_with, log.failed_requests) = (Some("torch".to_owned()), 1);
+    };
+    fn again(figures: &mut StackFigures, served: u64, peak: u64) {
+        figures.asked_again = Some(asked_again(1, served));
+        figures.peak_reserved_bytes_asked_again = Some(peak << 20);
+    }
+    let pool: Changed = ("cuda+pool", |figures| again(figures, 1, 1000));
+    let text =
+        table_of_log(Format::Table, &[("torch", |figures| again(figures, 1, 1010)), pool], with_failure);
+    let keep =
+        "what to do: run the program where its allocator can reserve 1010MiB, or keep less memory live";
+    assert!(text.contains(keep) && !text.contains("use this one"), "{text}");
+    let models: [Changed; 2] =
+        [("torch", |figures| again(figures, 1, 1030)), ("torch", |figures| again(figures, 0, 1000))];
+    for model in models {
+        let text = table_of_log(Format::Table, &[model, pool], with_failure);
+        assert_eq!(row(&text, "cuda+pool").last(), Some(&"use this one"), "{text}");
+    }
+}
+
+/// The pool of the driver is only a rough model, and plain CUDA waits for the device at each free.
+#[test]
+fn after_a_failure_many_calls_do_not_count_against_a_pool() {
+    fn again(figures: &mut StackFigures, calls: u64) {
+        (figures.asked_again, figures.driver.calls_first_pass) = (Some(asked_again(1, 1)), calls);
+    }
+    let ran: [Changed; 4] = [
+        ("cuda", |figures| again(figures, 1)),
+        ("cuda_async", |figures| again(figures, 1)),
+        ("cuda+pool", |figures| again(figures, 90_000)),
+        ("cuda+arena", |figures| again(figures, 100_000)),
+    ];
+    let text = table_of_log(Format::Table, &ran, |log| log.failed_requests = 1);
+    assert_eq!(row(&text, "cuda+pool").last(), Some(&"use this one"), "{text}");
+    assert!(text.contains("; `tune FILE` finds the smallest device"), "{text}");
+}
+
+#[test]
+fn peaks_that_differ_have_different_texts() {
+    let text = table_with(
+        Format::Table,
+        &[
+            ("cuda+pool", |figures| figures.peak_reserved_bytes_last = 1320 << 20),
+            ("cuda+arena", |figures| figures.peak_reserved_bytes_last = 1322 << 20),
+            ("cuda+binning", |figures| figures.peak_reserved_bytes_last = 2 << 30),
+        ],
+    );
+    for (stack, peak) in [("cuda+pool", "1.289GiB"), ("cuda+arena", "1.291GiB"), ("cuda+binning", "2GiB")] {
+        assert_eq!(row(&text, stack)[1], peak, "{text}");
+    }
+    let text =
+        table_with(Format::Table, &[("cuda+pool", |figures| figures.peak_needed_bytes = (4 << 20) - 1)]);
+    assert!(text.contains("took 4194304B for 4194303B of live memory"), "{text}");
 }
 
 #[test]

@@ -156,8 +156,13 @@ fn follow(log: &Path, device: &str, line: &str) {
         let report = replayed(device, advised(line));
         assert!(serves(&report), "{name} on {device}: {line}");
         assert_ne!(advised(line), "managed", "{name} on {device}: {line}");
-        let taken = report["stacks"][0]["peak_reserved_bytes_first"].as_u64().unwrap();
-        let taken = format!("took {}", millpond_core::format_bytes(taken));
+        let peaks = ["peak_reserved_bytes_first", "peak_reserved_bytes_asked_again"];
+        let taken = peaks.iter().filter_map(|peak| report["stacks"][0][peak].as_u64()).max().unwrap();
+        let live = report["stacks"][0]["peak_needed_bytes"].as_u64().unwrap();
+        let taken = match what.starts_with("stay with") {
+            true => format!("took {}:", millpond_core::format_bytes(taken)),
+            false => format!("took {} for", millpond_engine::text::bytes_among(taken, &[taken, live])),
+        };
         assert!(line.contains(&taken), "{name} on {device}: no `{taken}` in: {line}");
     } else if what.starts_with("replay the log with") {
         let larger = advised(line).strip_prefix("--device ").unwrap();
@@ -211,6 +216,49 @@ fn a_program_that_failed_is_not_told_to_stay() {
     let line = advice(&text);
     assert_eq!(advised(line), "--device sim:8GiB", "{line}");
     assert!(line.contains("with 1 failed allocation"), "{line}");
+}
+
+/// A request that failed makes memory count, not calls: the advice names the stack that `tune` finds.
+#[test]
+fn if_a_request_failed_the_advice_is_the_best_of_tune() {
+    for name in ["fragmented", "out_of_memory"] {
+        let file = snapshot(name);
+        let text = run(&file, "sim:h200", &[]);
+        let words = ["millpond-replay", "tune", "--format", "json"].map(OsString::from);
+        let mut out = Vec::new();
+        let words = words.into_iter().chain([file.into_os_string()]);
+        cli::run(words, &compare::layers(), &mut out).unwrap();
+        let tuned: Value = serde_json::from_slice(&out).unwrap();
+        let needs = |stack: &str| {
+            let tried = tuned["tried"].as_array().unwrap().iter().find(|tried| tried["stack"] == stack);
+            tried.unwrap_or_else(|| panic!("{stack}"))["smallest"]["bytes"].as_u64().unwrap()
+        };
+        let advised = advised(advice(&text));
+        assert!(needs(advised) <= needs("cuda+pool") && advised != "cuda", "{name}: {text}");
+        assert!(advice(&text).contains("; `tune FILE` finds the smallest device"), "{name}: {text}");
+        assert!(text.contains(" use this one "), "{name}: {text}");
+    }
+}
+
+#[test]
+fn the_model_of_the_present_allocator_is_in_the_line_up() {
+    for (file, model) in [
+        (example_log(), "| rmm_pool "),
+        (snapshot("retries"), "| torch "),
+        (snapshot("garbage"), "| torch:garbage_collection_threshold=0.6,limit=100% "),
+    ] {
+        let text = run(&file, "sim:h200", &[]);
+        let row = text.lines().find(|line| line.starts_with(model)).unwrap_or_else(|| panic!("{text}"));
+        assert!(row.contains("a model, for comparison"), "{row}");
+    }
+    // A log that `import` wrote is not a log of RMM.
+    let folder = Folder::new();
+    let log = folder.path("written.csv");
+    let words = ["millpond-replay", "import", "-o"].map(OsString::from);
+    let words = words.into_iter().chain([log.clone(), snapshot("retries")].map(PathBuf::into_os_string));
+    cli::run(words, &compare::layers(), std::io::sink()).unwrap();
+    let text = run(&log, "sim:h200", &[]);
+    assert!(!text.contains("| rmm_pool ") && !advice(&text).contains("RMM"), "{text}");
 }
 
 #[test]

@@ -309,6 +309,40 @@ fn names_that_are_nearly_right_come_with_the_right_one() {
     assert_eq!(run.status, 0, "{}", run.stderr);
 }
 
+/// The message names the argument, so the words of the error's kind would only stand in the way.
+#[test]
+fn errors_of_all_commands_have_one_form() {
+    let folder = Folder::new();
+    let sums = concat!(env!("CARGO_MANIFEST_DIR"), "/../snapshot/tests/readers/oom_wrapped.txt");
+    let log = folder.log("1,00:00:00.0,allocate,0x100,7,0\n");
+    let missing = folder.path("lgo.csv");
+    let page = folder.path("page.html");
+    let [log, missing, page] = [&log, &missing, &page].map(|path| path.to_str().unwrap());
+    for words in [
+        &["plan", sums][..],
+        &["report", sums, "-o", page],
+        &["tune", sums],
+        &["gate", log, "--budget", missing],
+        &["explain", missing],
+        &["plan", missing],
+        &["report", missing, "-o", page],
+        &["fidelity", log],
+        &["plan", log, "--capacity", "8"],
+        &["tune", log, "--capacity", "8"],
+        &["explain", log, "--device-memory", "8"],
+        &["report", log, "-o", page, "--device-memory", "x"],
+        &["import", log, "--memory", "8"],
+        &["--device", "sim:h20", log],
+        &["--stack", "cuda+pool:max=lots", log],
+        &["--stack", "cuda+pool:initial=2GiB,max=1GiB", log],
+    ] {
+        let run: Run = program().args(words).output().unwrap().into();
+        assert_eq!(run.status, 2, "{words:?}: {}", run.stderr);
+        assert!(run.stderr.starts_with("error: "), "{words:?}: {}", run.stderr);
+        assert!(!run.stderr.contains("invalid argument"), "{words:?}: {}", run.stderr);
+    }
+}
+
 #[test]
 fn colours_are_shown_where_they_are_asked_for() {
     let folder = Folder::new();

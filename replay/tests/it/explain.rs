@@ -1,6 +1,6 @@
 //! Tests of the command `explain`.
 
-use crate::support::{Run, program, snapshot};
+use crate::support::{Folder, Run, program, snapshot};
 
 const MIB: u64 = 1 << 20;
 
@@ -64,4 +64,19 @@ fn the_command_prints_text_and_json() {
     // `plan` proves for this file that its blocks and the failed request fit into exactly this size.
     assert_eq!((&report["bound_host_order"], &report["bound_stream_safe"]), (&least, &least));
     assert_eq!(report["not_known"][0]["code"], "other_allocators");
+}
+
+#[test]
+fn a_page_explains_with_the_size_of_the_device_too() {
+    let folder = Folder::new();
+    let page = folder.path("page.html");
+    let has_outside = |flags: &[&str]| {
+        let mut program = program();
+        program.arg("report").arg(snapshot("out_of_memory")).arg("-o").arg(&page).args(["--plan-time", "0"]);
+        let run: Run = program.args(flags).output().unwrap().into();
+        assert_eq!(run.status, 0, "{}", run.stderr);
+        std::fs::read_to_string(&page).unwrap().contains("\"outside_bytes\":1")
+    };
+    assert!(has_outside(&["--device-memory", "150109880320B"]));
+    assert!(!has_outside(&[]));
 }

@@ -52,6 +52,33 @@ fn issue_9_a_row_that_failed_is_asked_for_where_it_stands() {
     }
 }
 
+/// The peak of live memory and the peak taken include the same requests.
+#[test]
+fn peak_taken_and_peak_live_both_include_the_rows_that_failed() {
+    let folder = Folder::new();
+    let log = failing(&folder, 40);
+    let stacks = ["-s", "cuda", "-s", "cuda+pool:max=20MiB"];
+    let report = Run::json(&log, &stacks);
+    let figures = |figure: &str| {
+        let stacks = report["stacks"].as_array().unwrap();
+        stacks.iter().map(|stack| stack[figure].as_u64().unwrap() / MIB).collect::<Vec<u64>>()
+    };
+    assert_eq!(
+        (report["log"]["peak_needed_bytes"].as_u64(), 16),
+        (Some(56 * MIB), figures("peak_live_bytes")[0])
+    );
+    assert_eq!(figures("peak_reserved_bytes_first"), [16, 16]);
+    assert_eq!(figures("peak_reserved_bytes_asked_again")[0], 56);
+    for flags in [&[][..], &["--details"], &["--repeat", "2"], &["--repeat", "2", "--details"]] {
+        let text = Run::of(&log, &[&stacks[..], flags].concat()).stdout;
+        assert!(text.lines().next().unwrap().ends_with("peak live 56MiB with 1 failed request"), "{text}");
+        let row = text.lines().find(|line| line.starts_with("| cuda ")).unwrap();
+        let cells: Vec<&str> = row.split('|').map(str::trim).collect();
+        assert_eq!(cells[2..4], ["56MiB", "1.000"], "{text}");
+        assert!(text.contains("peak taken and peak live include "), "{text}");
+    }
+}
+
 #[test]
 fn issue_9_plain_cuda_says_how_much_the_device_lacked() {
     let folder = Folder::new();

@@ -37,6 +37,22 @@ fn a_file_is_within_the_budget_that_it_wrote_and_a_byte_more_is_not() {
 }
 
 #[test]
+fn a_budget_from_a_run_that_failed_or_is_not_whole_is_written_with_a_warning() {
+    let folder = Folder::new();
+    let budget = folder.path("budget.toml");
+    let late = folder.log("1,00:00:00.000001,free,0x7000,640,0\n1,00:00:00.000002,allocate,0x10,512,0\n");
+    for (file, why) in [
+        (snapshot("out_of_memory"), "this run has 1 failed request, and the budget allows as many"),
+        (late, "the budget may be too low: "),
+    ] {
+        let run = gate(&file, &budget, &["--write"]);
+        assert_eq!((run.status, budget.exists()), (0, true), "{}", run.stderr);
+        assert!(run.stderr.starts_with("warning: ") && run.stderr.contains(why), "{}", run.stderr);
+    }
+    assert_eq!(gate(&snapshot("plain"), &budget, &["--write"]).stderr, "");
+}
+
+#[test]
 fn reserved_bytes_have_a_tolerance_and_the_ratio_to_the_bound_is_compared() {
     let folder = Folder::new();
     let written = folder.path("budget.toml");

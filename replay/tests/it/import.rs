@@ -104,7 +104,7 @@ fn the_report_is_text_or_json_and_the_log_may_go_to_the_output() {
         "minimalloc CSV",
         "2: 1 allocation, 1 free, 0 failed requests",
         "4KiB live at event 1",
-        "least       4KiB, for any allocator",
+        "least       any allocator needs 4KiB",
         "not known:\n",
     ] {
         assert!(text.contains(part), "no `{part}` in: {text}");

@@ -26,6 +26,23 @@ fn the_command_says_whether_a_capacity_suffices() {
     assert!(wrong.stderr.contains("an alignment must be at least 1 byte"), "{}", wrong.stderr);
 }
 
+/// `any allocator` is said only of the peak of live memory, which also bounds allocators that move pages.
+#[test]
+fn a_capacity_is_refused_with_the_rule_that_it_breaks() {
+    let folder = Folder::new();
+    let file = "1,00:00:00.0,allocate,0x1000,4096,0\n1,00:00:00.1,free,0x1000,4096,0\n\
+                   1,00:00:00.2,allocate,0x1000,4096,0x5100\n1,00:00:00.3,free,0x1000,4096,0x5100\n";
+    let file = folder.log(file);
+    for (capacity, why) in [
+        ("4KiB", "4KiB is too little if streams share no memory, which needs 8KiB"),
+        ("2KiB", "2KiB is too little for any allocator: 4KiB are needed"),
+    ] {
+        let told = run(&["--capacity", capacity], &file);
+        assert_eq!(told.status, 1, "{}", told.stderr);
+        assert!(told.stdout.contains(why), "{}", told.stdout);
+    }
+}
+
 const STREAMS: [&str; 2] = ["0", "0x5100"];
 
 /// A log of steps: blocks of two streams; some live to the end.

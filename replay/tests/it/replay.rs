@@ -22,7 +22,8 @@ fn the_standard_line_up_replays_a_log_without_a_failure() {
     let (events, threads, streams) =
         (&report["log"]["events"], &report["log"]["threads"], &report["log"]["streams"]);
     assert_eq!((events.as_u64(), threads.as_u64(), streams.as_u64()), (Some(4000), Some(4), Some(4)));
-    assert!(specs(&report).starts_with(&["cuda", "managed", "cuda_async", "cuda+pool"].map(str::to_owned)));
+    let begin = ["rmm_pool", "cuda", "managed", "cuda_async", "cuda+pool"];
+    assert!(specs(&report).starts_with(&begin.map(str::to_owned)));
     let live = report["log"]["peak_live_bytes"].as_u64().unwrap();
     for stack in report["stacks"].as_array().unwrap() {
         let spec = &stack["spec"];

@@ -2,8 +2,7 @@
 
 use std::io::{self, Write};
 
-use millpond_core::format_bytes;
-use millpond_engine::text::{number_of, plain};
+use millpond_engine::text::{bytes_among, number_of, plain};
 
 use super::Fidelity;
 
@@ -37,13 +36,10 @@ pub fn print(fidelity: &Fidelity, mut out: impl Write) -> io::Result<()> {
         let failures = number_of(*failures, "failed request");
         writeln!(out, "  {same_failure} of {failures} failed in the model too")?;
     }
-    writeln!(
-        out,
-        "  reserved bytes agree to {}; their peak is {}, in the model {}",
-        percent(fidelity.reserved_share),
-        format_bytes(fidelity.peak_reserved),
-        format_bytes(fidelity.model_peak_reserved)
-    )?;
+    let peaks = [fidelity.peak_reserved, fidelity.model_peak_reserved];
+    let [peak, in_model] = peaks.map(|bytes| bytes_among(bytes, &peaks));
+    let share = percent(fidelity.reserved_share);
+    writeln!(out, "  reserved bytes agree to {share}; their peak is {peak}, in the model {in_model}")?;
     if let Some(first) = &fidelity.first {
         writeln!(out, "  the first difference: {first}")?;
     }

@@ -3,6 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
+use millpond_engine::text::{number_of, plain};
 use serde::{Deserialize, Serialize};
 
 use crate::recording::Recording;
@@ -67,6 +68,22 @@ impl Budget {
             reserved_over_bound: ratio.map(|reserved| (over_bound(reserved) * 1e4).ceil() / 1e4),
             failures: Some(sums.failures),
         }
+    }
+
+    /// Returns the reasons why a budget [of](Self::of) this recording may be wrong, one sentence each. There
+    /// are none if the recording is a whole run without a failed request.
+    pub fn warnings(&self, recording: &Recording) -> Vec<String> {
+        let file = plain(recording.file());
+        let failed = self.failures.filter(|failures| *failures > 0).map(|failures| {
+            let requests = number_of(failures, "failed request");
+            format!(
+                "{file}: this run has {requests}, and the budget allows as many; write the budget from a run \
+                 without failures, or change the line `failures` to 0"
+            )
+        });
+        let doubts =
+            recording.doubts().map(|doubt| format!("{file}: the budget may be too low: {}", doubt.text));
+        failed.into_iter().chain(doubts).collect()
     }
 
     fn checked(self) -> Result<Self, BudgetError> {

@@ -75,6 +75,8 @@ pub struct Gate {
     /// The fewest bytes that any allocator needs for the blocks and the failed requests, if streams share no
     /// memory. `None` if the sum of all sizes needs more than 64 bits.
     pub bound_stream_safe: Option<u64>,
+    /// The number of failed requests. Repeated attempts of a request count once.
+    pub failed_requests: u64,
     /// Missing data and contradictions in the file, which make the measured values uncertain.
     pub doubts: Vec<Unknown>,
 }
@@ -127,6 +129,7 @@ pub fn compare(recording: &Recording, budget: &Budget) -> Gate {
         checks,
         bound_host_order: bounds.map(|bounds| bounds.host_order),
         bound_stream_safe: bounds.map(|bounds| bounds.stream_safe),
+        failed_requests: sums.failed_requests,
         doubts: recording.doubts().cloned().collect(),
     }
 }

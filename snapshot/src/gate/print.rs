@@ -50,7 +50,8 @@ pub fn text(gate: &Gate, out: &mut impl Write) -> io::Result<()> {
     let (Some(stream_safe), Some(host_order)) = (gate.bound_stream_safe, gate.bound_host_order) else {
         return Ok(());
     };
-    writeln!(out, "any allocator needs at least {}", Bounds { host_order, stream_safe })
+    let failed = if gate.failed_requests > 0 { ", with the failed requests" } else { "" };
+    writeln!(out, "any allocator needs at least {}{failed}", Bounds { host_order, stream_safe })
 }
 
 /// Prints a Markdown table, for example for `GITHUB_STEP_SUMMARY`.

@@ -18,8 +18,24 @@ pub(crate) mod torch;
 
 use millpond_core::stack::LayerEntry;
 
+use crate::recording::{Recording, Source};
+use torch::settings::Settings;
+
 /// The models that a stack's text can name.
 pub const LAYERS: &[LayerEntry] = &[torch::ENTRY, rmm_pool::ENTRY, rmm_arena::ENTRY];
+
+/// Returns the stack that models the allocator of a recorded program, with the recorded settings. Returns
+/// `None` if the file does not tell which allocator this is, or if there is no model of it.
+pub fn model_of(recording: &Recording) -> Option<String> {
+    let has_millpond = || recording.settings().iter().any(|(name, _)| name == "millpond");
+    match recording.source().format.as_str() {
+        Source::RMM_DEBUG => Some("rmm_pool".to_owned()),
+        format if format.starts_with("PyTorch") && !has_millpond() => {
+            Settings::of(recording).ok().map(|settings| settings.stack())
+        }
+        _ => None,
+    }
+}
 
 #[cfg(test)]
 mod tests;

@@ -4,7 +4,7 @@ use std::fmt;
 
 use foldhash::HashMap;
 use millpond_core::ALLOCATION_ALIGNMENT;
-use millpond_engine::text::readable_bytes;
+use millpond_engine::text::readable_among;
 use millpond_planning::ProblemError;
 
 use crate::recording::{EventKind, Recording};
@@ -21,7 +21,8 @@ pub struct Bounds {
 
 impl fmt::Display for Bounds {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (host_order, apart) = (readable_bytes(self.host_order), readable_bytes(self.stream_safe));
+        let both = [self.host_order, self.stream_safe];
+        let [host_order, apart] = both.map(|bytes| readable_among(bytes, &both));
         match self.host_order == self.stream_safe {
             true => write!(f, "{apart}"),
             false => write!(

@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use millpond_core::stack::{LayerTable, StackSpec};
 use millpond_core::{Driver, DriverHandle, ErrorKind};
-use millpond_driver::{CallKind, CountingDriver, DeviceSpec};
+use millpond_driver::{CallCounts, CallKind, CountingDriver, DeviceSpec};
 use millpond_engine::program::Program;
 use millpond_engine::{self as engine, Options, Threads};
 use millpond_engine::{Error, Result};
@@ -18,6 +18,11 @@ const STALLS: [CallKind; 5] = [
     CallKind::StreamSynchronize,
     CallKind::EventSynchronize,
 ];
+
+/// Returns the number of calls that wait for the device's work.
+pub fn stalls(counts: &CallCounts) -> u64 {
+    counts.iter().filter(|(kind, _)| STALLS.contains(kind)).map(|(_, counts)| counts.calls).sum()
+}
 
 /// Capacities are multiples of this number of bytes, which is the page of the driver.
 pub(super) const PAGE: u64 = 2 << 20;
@@ -187,11 +192,10 @@ struct End<'a> {
 impl engine::Watch for End<'_> {
     fn pass_ended(&mut self, _nanoseconds: u64) {
         let counts = self.counting.counts();
-        let stalls = counts.iter().filter(|(kind, _)| STALLS.contains(kind)).map(|(_, counts)| counts.calls);
         let now = self.counting.virtual_time_ns().unwrap_or(0);
         self.cost = Some(Cost {
             peak_bytes: self.counting.peak_bytes_held(),
-            stalls: stalls.sum(),
+            stalls: stalls(&counts),
             driver_calls: counts.total_calls(),
             driver_ns: now.saturating_sub(self.before),
         });

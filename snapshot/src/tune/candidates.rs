@@ -44,7 +44,7 @@ pub struct Candidate {
 
 impl Candidate {
     fn torch(settings: &Settings) -> Self {
-        let mut stack = settings.to_string();
+        let stack = settings.stack();
         let conf = stack.strip_prefix("torch:").unwrap_or("").replace('=', ":").replace('"', "");
         let conf = conf.split(",limit:").next().unwrap_or("");
         let mut line = match conf {
@@ -65,8 +65,6 @@ impl Candidate {
         }
         if settings.garbage_collection > 0.0 {
             constraints.push("has an effect only with the limit in the second part of the line");
-            // A share of the limit, which is not in the file.
-            stack += ",limit=100%";
             let limit = "set_per_process_memory_fraction({bytes} / torch.cuda.mem_get_info()[1])";
             line = format!("{line}  # and torch.cuda.{limit}");
         }

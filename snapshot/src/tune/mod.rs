@@ -25,7 +25,7 @@ use crate::placement::{self, Bounds};
 use crate::recording::Recording;
 
 use attempt::{Attempts, MOST, PAGE, Stopped};
-pub use attempt::{Cost, Smallest};
+pub use attempt::{Cost, Smallest, stalls};
 pub use candidates::{Candidate, Family};
 pub use text::print;
 
@@ -291,13 +291,19 @@ fn best_with_cache(tried: &[Tried], capacity: Option<u64>, counts: impl Fn(&Trie
 /// everything in it; otherwise among those that need the least memory. Ties go to driver calls, then time,
 /// then order.
 fn best(tried: &[Tried], capacity: Option<u64>, counts: impl Fn(&Tried) -> bool) -> Option<usize> {
+    let near = near_least(tried, capacity, counts).into_iter();
+    let best = near.min_by_key(|(number, cost)| (cost.stalls, cost.driver_calls, cost.driver_ns, *number));
+    best.map(|(number, _)| number)
+}
+
+/// Returns the candidates that need at most a hundredth more than the least memory; with a capacity, those
+/// that serve everything in it.
+fn near_least(tried: &[Tried], capacity: Option<u64>, counts: impl Fn(&Tried) -> bool) -> Vec<(usize, Cost)> {
     let some = tried.iter().enumerate().filter(|(_, tried)| counts(tried));
     let all = some.filter_map(|(number, tried)| Some((number, cost_of(tried, capacity)?)));
-    let least = all.clone().map(|(_, (bytes, _))| bytes).min()?;
-    let small = all.filter(|(_, (bytes, _))| *bytes <= least + least / ALIKE);
-    let best =
-        small.min_by_key(|(number, (_, cost))| (cost.stalls, cost.driver_calls, cost.driver_ns, *number));
-    best.map(|(number, _)| number)
+    let least = all.clone().map(|(_, (bytes, _))| bytes).min().unwrap_or(0);
+    let near = all.filter(|(_, (bytes, _))| *bytes <= least + least / ALIKE);
+    near.map(|(number, (_, cost))| (number, cost)).collect()
 }
 
 /// Returns the candidate that the program uses today, as far as the file shows. It has the settings in the

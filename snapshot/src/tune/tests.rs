@@ -75,6 +75,34 @@ fn it_finds_the_same_each_time_and_says_it_as_a_line() {
 }
 
 #[test]
+fn ties_and_a_file_that_is_too_short_are_told() {
+    let mut found = tuned(&snapshot("mixed"), None);
+    let one = Tried { timed_out: false, ..found.tried[0].clone() };
+    let tried = |stack: &str, bytes, driver_calls| {
+        let mut tried = one.clone();
+        (tried.candidate.stack, tried.candidate.is_recorded) = (stack.to_owned(), false);
+        let smallest = tried.smallest.as_mut().unwrap();
+        (smallest.bytes, smallest.failed_below) = (bytes, Some(bytes - (2 << 20)));
+        (smallest.cost.stalls, smallest.cost.driver_calls) = (0, driver_calls);
+        tried
+    };
+    let bytes = 1320 * MIB;
+    found.tried = vec![tried("torch:a", bytes, 5), tried("torch:b", bytes, 5), tried("torch:c", bytes, 6)];
+    (found.best, found.best_of_all, found.allocations) = (Some(0), Some(0), 10_000);
+    let text = printed(&found);
+    assert!(text.contains("best:\n") && text.contains("as many stalls and calls: torch:b\n"), "{text}");
+    assert!(text.contains("the same memory within 1 %, but more stalls or calls: torch:c\n"), "{text}");
+    assert!(
+        text.contains("is served with 1.289GiB") && text.contains("with 1.287GiB, a request fails"),
+        "{text}"
+    );
+    found.allocations = 36;
+    assert!(printed(&found).contains("best, but the file has only 36 allocations, too few"), "{text}");
+    found.tried.truncate(1);
+    assert!(!printed(&found).contains("stalls and calls"), "no tie");
+}
+
+#[test]
 fn the_best_saves_something_or_is_what_the_file_has() {
     for name in ["small", "shapes", "mixed", "retries"] {
         let recording = snapshot(name);

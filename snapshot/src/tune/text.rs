@@ -3,12 +3,19 @@
 use std::io::{self, Write};
 
 use millpond_core::format_bytes;
-use millpond_engine::text::{number_of, plain};
+use millpond_engine::text::{bytes_among, number_of, plain};
 
-use super::attempt::PAGE;
-use super::{Tried, Tuned};
+use super::attempt::{Cost, PAGE};
+use super::{Family, Tried, Tuned, near_least};
 use crate::fidelity::LACKS_LIMIT;
 use crate::placement::Bounds;
+
+/// A file with fewer allocations is too short to tell settings apart: an allocator has not yet reached its
+/// size.
+const SHORT: u64 = 100;
+
+/// The most candidates that a line names.
+const NAMES: usize = 4;
 
 /// Prints the result for people.
 ///
@@ -50,7 +57,8 @@ pub fn print(tuned: &Tuned, out: &mut impl Write) -> io::Result<()> {
 }
 
 /// Returns the cells of a candidate's row.
-fn row(tried: &Tried, tuned: &Tuned) -> Vec<String> {
+fn row(tried: &Tried, tuned: &Tuned, sizes: &[u64]) -> Vec<String> {
+    let size = |bytes| bytes_among(bytes, sizes);
     let recorded = if tried.candidate.is_recorded { " (the file's)" } else { "" };
     let mut cells = vec![format!("{}{recorded}", tried.candidate.stack)];
     let unknown = || "-".to_owned();
@@ -66,7 +74,7 @@ fn row(tried: &Tried, tuned: &Tuned) -> Vec<String> {
         }
         None => tried.smallest.as_ref().map(|smallest| smallest.cost),
     };
-    cells.push(tried.smallest.as_ref().map_or_else(unknown, |smallest| format_bytes(smallest.bytes)));
+    cells.push(tried.smallest.as_ref().map_or_else(unknown, |smallest| size(smallest.bytes)));
     let ratio = |ratio: Option<f64>| ratio.map_or_else(unknown, |ratio| format!("{ratio:.3}"));
     cells.push(ratio(tried.over_host_order));
     if tuned.streams > 1 {
@@ -80,7 +88,7 @@ fn row(tried: &Tried, tuned: &Tuned) -> Vec<String> {
         ]),
         None => cells.extend([(); 3].map(|()| unknown())),
     }
-    cells.push(tried.peak_without_limit.map_or_else(unknown, format_bytes));
+    cells.push(tried.peak_without_limit.map_or_else(unknown, size));
     cells
 }
 
@@ -100,8 +108,12 @@ fn table(tuned: &Tuned, out: &mut impl Write) -> io::Result<()> {
     }
     head.extend(["stalls", "calls", "driver ms", "without limit"]);
     let mut rows: Vec<Vec<String>> = vec![head.into_iter().map(str::to_owned).collect()];
-    let has_row = |tried: &&Tried| !is_untried(tried);
-    rows.extend(tuned.tried.iter().filter(has_row).map(|tried| row(tried, tuned)));
+    let with_row = tuned.tried.iter().filter(|tried| !is_untried(tried));
+    let smallest = |tried: &Tried| tried.smallest.as_ref().map(|smallest| smallest.bytes);
+    let sizes =
+        with_row.clone().flat_map(|tried| smallest(tried).into_iter().chain(tried.peak_without_limit));
+    let sizes: Vec<u64> = sizes.collect();
+    rows.extend(with_row.map(|tried| row(tried, tuned, &sizes)));
     let columns = rows[0].len();
     let widths: Vec<usize> =
         (0..columns).map(|at| rows.iter().map(|row| row[at].len()).max().unwrap_or(0)).collect();
@@ -121,36 +133,83 @@ fn table(tuned: &Tuned, out: &mut impl Write) -> io::Result<()> {
 }
 
 fn best(tuned: &Tuned, out: &mut impl Write) -> io::Result<()> {
-    let of = |number: Option<usize>| number.map(|number| &tuned.tried[number]);
-    if let Some(best) = of(tuned.best) {
-        writeln!(out, "best:")?;
+    let is_own = |tried: &Tried| tried.candidate.family != Family::Millpond;
+    if let Some(number) = tuned.best {
+        let best = &tuned.tried[number];
+        let allocations = number_of(tuned.allocations, "allocation");
+        match tuned.allocations < SHORT {
+            true => writeln!(out, "best, but the file has only {allocations}, too few to be sure:")?,
+            false => writeln!(out, "best:")?,
+        }
         one(best, tuned.bound_host_order, out)?;
         if best.candidate.is_recorded {
-            writeln!(out, "  the file was recorded with these settings; no other settings save 1 % or more")?;
-        } else if let Some(recorded) = tuned.tried.iter().find(|tried| tried.candidate.is_recorded)
-            && let (Some(now), Some(then)) = (&recorded.smallest, &best.smallest)
-        {
-            let (now, then) = (format_bytes(now.bytes), format_bytes(then.bytes));
-            writeln!(out, "  the file's settings need {now}, these need {then}")?;
+            writeln!(
+                out,
+                "  the file was recorded with these settings; no others of this allocator save 1 % or more"
+            )?;
+        } else {
+            ties(tuned, number, is_own, out)?;
+            against_recorded(tuned, best, out)?;
         }
     } else {
-        match tuned.capacity {
-            Some(capacity) if capacity < tuned.bound_host_order => {
-                writeln!(out, "no allocator can serve this file in {}", format_bytes(capacity))?;
-            }
-            _ if tuned.timed_out => writeln!(out, "the search found no settings in the given time")?,
-            Some(capacity) => {
-                let settings = "none of the framework's own settings that were tried serves every request in";
-                writeln!(out, "{settings} {}", format_bytes(capacity))?;
-            }
-            None => {
-                writeln!(out, "none of the framework's own settings that were tried serves every request")?
-            }
-        }
+        none(tuned, out)?;
     }
-    if let Some(best) = of(tuned.best_of_all).filter(|_| tuned.best_of_all != tuned.best) {
+    if let Some(number) = tuned.best_of_all.filter(|_| tuned.best_of_all != tuned.best) {
         writeln!(out, "better, with millpond as the framework's allocator:")?;
-        one(best, tuned.bound_host_order, out)?;
+        one(&tuned.tried[number], tuned.bound_host_order, out)?;
+        ties(tuned, number, |_| true, out)?;
+    }
+    Ok(())
+}
+
+/// Prints why no settings of the framework's own allocator are the best.
+fn none(tuned: &Tuned, out: &mut impl Write) -> io::Result<()> {
+    let settings = "none of the framework's own settings that were tried serves every request";
+    match tuned.capacity {
+        Some(capacity) if capacity < tuned.bound_host_order => {
+            let sizes = [capacity, tuned.bound_host_order];
+            let [capacity, needs] = sizes.map(|bytes| bytes_among(bytes, &sizes));
+            writeln!(out, "no allocator can serve this file in {capacity}, because it needs {needs}")
+        }
+        _ if tuned.timed_out => writeln!(out, "the search found no settings in the given time"),
+        Some(capacity) => writeln!(out, "{settings} in {}", format_bytes(capacity)),
+        None => writeln!(out, "{settings}"),
+    }
+}
+
+/// Prints the needs of the file's settings, if the best settings need less.
+fn against_recorded(tuned: &Tuned, best: &Tried, out: &mut impl Write) -> io::Result<()> {
+    let recorded = tuned.tried.iter().find(|tried| tried.candidate.is_recorded);
+    let smallest = |tried: &Tried| tried.smallest.as_ref().map(|smallest| smallest.bytes);
+    let Some(sizes) = recorded.and_then(smallest).zip(smallest(best)) else { return Ok(()) };
+    let sizes = [sizes.0, sizes.1];
+    let [now, then] = sizes.map(|bytes| bytes_among(bytes, &sizes));
+    writeln!(out, "  the file's settings need {now}, these need {then}")
+}
+
+/// Names the other candidates that need as little memory as the best one, and the figures that decided.
+fn ties(tuned: &Tuned, best: usize, counts: impl Fn(&Tried) -> bool, out: &mut impl Write) -> io::Result<()> {
+    let near = near_least(&tuned.tried, tuned.capacity, |tried| counts(tried) && !tried.candidate.is_plain);
+    let (near, best): (Vec<_>, Vec<_>) = near.into_iter().partition(|(number, _)| *number != best);
+    let Some((_, least)) = best.first() else { return Ok(()) };
+    let has_same = |cost: &Cost| (cost.stalls, cost.driver_calls) == (least.stalls, least.driver_calls);
+    let (same, dearer): (Vec<_>, Vec<_>) = near.into_iter().partition(|(_, cost)| has_same(cost));
+    let named = |candidates: &[(usize, Cost)]| {
+        let names =
+            candidates.iter().take(NAMES).map(|(number, _)| tuned.tried[*number].candidate.stack.as_str());
+        let names = names.collect::<Vec<_>>().join(", ");
+        match candidates.len().saturating_sub(NAMES) {
+            0 => names,
+            more => format!("{names}, and {more} more"),
+        }
+    };
+    if !same.is_empty() {
+        writeln!(out, "  as good, with as many stalls and calls: {}", named(&same))?;
+    }
+    // With a capacity, the table shows which candidates fit.
+    if !dearer.is_empty() && tuned.capacity.is_none() {
+        let dearer = named(&dearer);
+        writeln!(out, "  the same memory within 1 %, but more stalls or calls: {dearer}")?;
     }
     Ok(())
 }
@@ -161,20 +220,21 @@ fn one(best: &Tried, bound: u64, out: &mut impl Write) -> io::Result<()> {
         writeln!(out, "  ({constraint})")?;
     }
     let Some(smallest) = &best.smallest else { return Ok(()) };
-    let also: Vec<String> = smallest.also_served.iter().map(|bytes| format_bytes(*bytes)).collect();
-    let below = smallest.failed_below.map_or_else(
-        || match bound == smallest.bytes {
-            true => "no allocator can serve the file with less".to_owned(),
-            false => {
-                format!(
-                    "any allocator needs at least {}, and memory comes in pages of {}",
-                    format_bytes(bound),
-                    format_bytes(PAGE)
-                )
-            }
-        },
-        |bytes| format!("with {}, a request fails", format_bytes(bytes)),
-    );
-    let bytes = format_bytes(smallest.bytes);
-    writeln!(out, "  replayed: every request is served with {bytes}, and with {}; {below}", also.join(", "))
+    let also = smallest.also_served.iter().copied();
+    let all: Vec<u64> = also.clone().chain([smallest.bytes, bound]).chain(smallest.failed_below).collect();
+    let size = |bytes| bytes_among(bytes, &all);
+    let below = match smallest.failed_below {
+        Some(bytes) => format!("with {}, a request fails", size(bytes)),
+        None if bound == smallest.bytes => "no allocator can serve the file with less".to_owned(),
+        None => {
+            let (bound, page) = (size(bound), format_bytes(PAGE));
+            format!("any allocator needs at least {bound}, and memory comes in pages of {page}")
+        }
+    };
+    let also = also.map(size).collect::<Vec<_>>().join(", ");
+    writeln!(
+        out,
+        "  replayed: every request is served with {}, and with {also}; {below}",
+        size(smallest.bytes)
+    )
 }

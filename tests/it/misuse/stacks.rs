@@ -38,7 +38,7 @@ pub(crate) const STACKS: &[Program] = &[
         "invalid stack: there is no layer `pol`; the layers are cuda, managed, cuda_async, cuda_async_view, \
          cuda_async_managed, pinned_host, host, system, sam_headroom, pool, fixed_size, binning, arena, \
          capture_scopes, plan, aligned, fallback, limiting, logging, prefetch, recording, retry, statistics, \
-         thread_safe, tracking"
+         thread_safe, tracking; did you mean `pool`?"
     ),
     text!(
         "a parameter that there is not",
@@ -97,19 +97,19 @@ pub(crate) const STACKS: &[Program] = &[
     text!(
         "a size without a unit that is known",
         "cuda+pool:initial=1GB2",
-        "invalid stack in `cuda+pool:initial=1GB2`: `initial=1GB2` of `pool`: invalid argument: `1GB2` is \
+        "invalid stack in `cuda+pool:initial=1GB2`: `initial=1GB2` of `pool`: `1GB2` is \
          not a size: the unit is unknown; write for example 4096, 1GiB or 0.5GB"
     ),
     text!(
         "a negative size",
         "cuda+pool:initial=-1",
-        "invalid stack in `cuda+pool:initial=-1`: `initial=-1` of `pool`: invalid argument: `-1` is not a \
+        "invalid stack in `cuda+pool:initial=-1`: `initial=-1` of `pool`: `-1` is not a \
          size: a size cannot be negative; write for example 4096, 1GiB or 0.5GB"
     ),
     text!(
         "more than all of the free memory",
         "cuda+pool:initial=110%",
-        "invalid stack in `cuda+pool:initial=110%`: `initial=110%` of `pool`: invalid argument: `110%` is \
+        "invalid stack in `cuda+pool:initial=110%`: `initial=110%` of `pool`: `110%` is \
          not a percentage of free memory; write one from 0% to 100%"
     ),
     text!(
@@ -136,7 +136,7 @@ pub(crate) const STACKS: &[Program] = &[
     text!(
         "pages that are perhaps on",
         "cuda+pool:pages=maybe",
-        "invalid stack in `cuda+pool:pages=maybe`: `pages=maybe` of `pool`: invalid argument: `pages` must \
+        "invalid stack in `cuda+pool:pages=maybe`: `pages=maybe` of `pool`: `pages` must \
          be auto, on or off, not `maybe`"
     ),
     text!(
@@ -160,31 +160,31 @@ pub(crate) const STACKS: &[Program] = &[
     text!(
         "a way to share that there is not",
         "cuda+pool:share=ipc",
-        "invalid stack in `cuda+pool:share=ipc`: `share=ipc` of `pool`: invalid argument: `share` must be \
+        "invalid stack in `cuda+pool:share=ipc`: `share=ipc` of `pool`: `share` must be \
          none or fd, not `ipc`"
     ),
     text!(
         "a peer that is no number",
         "cuda+pool:peers=all",
-        "invalid stack in `cuda+pool:peers=all`: `peers=all` of `pool`: invalid argument: `peers` must be \
+        "invalid stack in `cuda+pool:peers=all`: `peers=all` of `pool`: `peers` must be \
          auto, none, or device numbers such as 0/1, not `all`"
     ),
     text!(
         "a decay in no time",
         "cuda+pool:decay=soon",
-        "invalid stack in `cuda+pool:decay=soon`: `decay=soon` of `pool`: invalid argument: `decay` must be \
+        "invalid stack in `cuda+pool:decay=soon`: `decay=soon` of `pool`: `decay` must be \
          off, or a time such as 500ms, 10s or 2min, not `soon`"
     ),
     text!(
         "a decay over a month",
         "cuda+pool:decay=720h",
-        "invalid stack in `cuda+pool:decay=720h`: `decay=720h` of `pool`: invalid argument: `decay` must be \
+        "invalid stack in `cuda+pool:decay=720h`: `decay=720h` of `pool`: `decay` must be \
          off, or a time such as 500ms, 10s or 2min, not `720h`"
     ),
     text!(
         "a step of reuse between streams that there is not",
         "cuda+pool:reuse=always",
-        "invalid stack in `cuda+pool:reuse=always`: `reuse=always` of `pool`: invalid argument: `always` is \
+        "invalid stack in `cuda+pool:reuse=always`: `reuse=always` of `pool`: `always` is \
          no way to reuse blocks; write own, or some of ordered/completed/waited"
     ),
     text!(
@@ -243,14 +243,14 @@ pub(crate) const STACKS: &[Program] = &[
     text!(
         "a log with columns that there are not",
         "cuda+logging:file=/dev/null,columns=all",
-        "invalid stack in `cuda+logging:file=/dev/null,columns=all`: `columns=all` of `logging`: invalid \
-         argument: write rmm or extended"
+        "invalid stack in `cuda+logging:file=/dev/null,columns=all`: `columns=all` of `logging`: \
+         write rmm or extended"
     ),
     text!(
         "a log that is flushed never",
         "cuda+logging:file=/dev/null,flush=never",
-        "invalid stack in `cuda+logging:file=/dev/null,flush=never`: `flush=never` of `logging`: invalid \
-         argument: write row, buffered or async"
+        "invalid stack in `cuda+logging:file=/dev/null,flush=never`: `flush=never` of `logging`: \
+         write row, buffered or async"
     ),
     text!(
         "a log in a folder that cannot be made",
@@ -261,7 +261,7 @@ pub(crate) const STACKS: &[Program] = &[
     text!(
         "backtraces perhaps",
         "cuda+tracking:stacks=some",
-        "invalid stack in `cuda+tracking:stacks=some`: `stacks=some` of `tracking`: invalid argument: write \
+        "invalid stack in `cuda+tracking:stacks=some`: `stacks=some` of `tracking`: write \
          on or off"
     ),
     text!(
@@ -273,13 +273,13 @@ pub(crate) const STACKS: &[Program] = &[
     text!(
         "a request that waits for a day",
         "cuda+retry:timeout=24h",
-        "invalid stack in `cuda+retry:timeout=24h`: `timeout=24h` of `retry`: invalid argument: `24h` is \
+        "invalid stack in `cuda+retry:timeout=24h`: `timeout=24h` of `retry`: `24h` is \
          not a time; write for example 100ms, 2s or 50us"
     ),
     text!(
         "a time without a unit",
         "cuda+retry:timeout=5",
-        "invalid stack in `cuda+retry:timeout=5`: `timeout=5` of `retry`: invalid argument: `5` is not a \
+        "invalid stack in `cuda+retry:timeout=5`: `timeout=5` of `retry`: `5` is not a \
          time; write for example 100ms, 2s or 50us"
     ),
     text!(
@@ -297,8 +297,8 @@ pub(crate) const STACKS: &[Program] = &[
     text!(
         "a decompression engine perhaps",
         "cuda_async:hw_decompress=some",
-        "invalid stack in `cuda_async:hw_decompress=some`: `hw_decompress=some` of `cuda_async`: invalid \
-         argument: write auto, on or off"
+        "invalid stack in `cuda_async:hw_decompress=some`: `hw_decompress=some` of `cuda_async`: \
+         write auto, on or off"
     ),
 ];
 

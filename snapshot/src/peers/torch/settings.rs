@@ -109,6 +109,13 @@ impl Settings {
         Ok((settings, limit))
     }
 
+    /// Returns the text of the layer with these settings. If they collect garbage, the limit is the whole
+    /// device, because a recording does not contain the process's limit.
+    pub(crate) fn stack(&self) -> String {
+        let needs_limit = self.garbage_collection > 0.0 && self.limit == u64::MAX;
+        format!("{self}{}", if needs_limit { ",limit=100%" } else { "" })
+    }
+
     /// Returns the settings in a recording of PyTorch. Missing settings get PyTorch's defaults.
     ///
     /// # Errors
