@@ -17,6 +17,9 @@ const OPERATIONS_A_CALL: u64 = 2;
 /// Peaks closer than this ratio count as equal.
 pub(super) const SAME_PEAK: f64 = 1.02;
 
+/// A stack that takes less memory than the advised one by more than this ratio is named, too.
+const MUCH_LESS: f64 = 1.25;
+
 /// Calls and times closer than this ratio count as equal.
 pub(super) const SAME_COST: f64 = 1.1;
 
@@ -64,7 +67,8 @@ pub(super) fn of(comparison: &Comparison) -> Option<Advice<'_>> {
     let (to_do, stack) = if let Some((spec, peak)) = present_is_best(comparison, smallest(&served)) {
         (keep(comparison, spec, peak), None)
     } else if let Some(best) = smallest(&better) {
-        (use_stack(comparison, best, plain(&ran)), Some(best.0))
+        let advice = use_stack(comparison, best, plain(&ran)) + &if_memory_is_short(&served, best);
+        (advice, Some(best.0))
     } else if let Some(best) = smallest(&served) {
         let (spec, figures) = best;
         if log.failed_requests > 0 {
@@ -153,6 +157,20 @@ fn use_stack(comparison: &Comparison, (spec, figures): Ran<'_>, plain: Option<Ra
         form(comparison, spec),
         comparison.device.spec,
     )
+}
+
+/// Returns a clause about a stack that takes much less memory than the advised one, and makes more calls.
+fn if_memory_is_short(served: &[Ran<'_>], (_, advised): Ran<'_>) -> String {
+    let pools = served.iter().copied().filter(|(spec, _)| *spec != PLAIN && !spec.starts_with(DRIVER_POOL));
+    let much_less = |figures: &StackFigures| advised.peak() as f64 > figures.peak() as f64 * MUCH_LESS;
+    match smallest(&pools.collect::<Vec<_>>()).filter(|(_, figures)| much_less(figures)) {
+        Some((spec, figures)) => format!(
+            "; if memory is short, use `{spec}`, which took {} and made {}",
+            format_bytes(figures.peak()),
+            counted(figures.driver.calls_first_pass, "driver call")
+        ),
+        None => String::new(),
+    }
 }
 
 /// Returns the code line that selects a stack, for the framework that wrote the log.

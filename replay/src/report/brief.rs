@@ -16,7 +16,8 @@ const MOST_ROWS: usize = 8;
 
 const LEGEND: &str = "\
 peak taken: the most memory held from the driver at one time; taken / live: peak taken / peak live
-ns/op: time per operation, in the stack and the driver; --details explains the figures";
+ns/op: time per operation, in the stack and the driver; --details explains the figures
+a stack calls the driver too often if it makes at least one driver call for two operations";
 
 /// The line below the legend if requests had failed when the log was written.
 const WITH_FAILED: &str =

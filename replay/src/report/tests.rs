@@ -404,6 +404,21 @@ fn verdicts_say_why_a_stack_is_not_advised() {
 }
 
 #[test]
+fn a_stack_with_much_less_memory_and_more_calls_is_named_too() {
+    let calls = |figures: &mut StackFigures| figures.driver.calls_first_pass = 60_000;
+    let half = |figures: &mut StackFigures| {
+        figures.driver.calls_first_pass = 60_000;
+        figures.peak_reserved_bytes_first /= 2;
+        figures.peak_reserved_bytes_last /= 2;
+    };
+    let named = "; if memory is short, use `cuda+pool`, which took 2MiB and made 60,000 driver calls";
+    let text = table_with(Format::Table, &[("cuda+binning", |_| ()), ("cuda+pool", half), ("cuda", half)]);
+    assert!(text.contains("the text `cuda+binning`") && text.contains(named), "{text}");
+    let text = table_with(Format::Table, &[("cuda+binning", |_| ()), ("cuda+pool", calls), ("cuda", half)]);
+    assert!(!text.contains("if memory is short"), "{text}");
+}
+
+#[test]
 fn where_nothing_ran_there_is_no_table() {
     let mut comparison = comparison();
     comparison.log = LogSummary::default();
