@@ -177,7 +177,7 @@ unsafe impl<T: Any> DeviceMemoryResource for AdoptedSlice<T> {
             return Ok(DevicePtr::NULL);
         }
         let message = "memory that was taken over from cudarc cannot grow; copy it into a container over \
-                       another resource (copy_of)";
+                       another resource with DeviceVec::copy_of or DeviceBuffer::copy_of";
         let error = Error::invalid_argument(message).for_request(layout, stream);
         Err(error.on_device(self.driver.device()).in_stack(self))
     }

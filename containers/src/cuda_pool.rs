@@ -4,13 +4,16 @@ use millpond_core::Result;
 use millpond_driver::cuda::CudaDriver;
 use millpond_resources::memory_pool::{CurrentPool, MemoryPoolOptions};
 
-/// Creates a pool of CUDA's stream-ordered allocator, and makes cudarc allocate from the pool. `ordinal` is
-/// the number of the device. candle and luminal allocate through cudarc, so they use the pool, too. You need
-/// not change the rest of the program.
+/// Creates a pool of CUDA's stream-ordered allocator, and makes cudarc allocate slices from the pool.
+/// `ordinal` is the number of the device. candle and luminal allocate through cudarc, so they use the pool,
+/// too. You need not change the rest of the program, and the program may use any version of cudarc.
 ///
 /// Until the returned value is dropped, the pool serves every `cuMemAllocAsync` of the process on the device.
 /// After the drop, the previous pool serves these calls again. So keep the value in `main`. Memory from the
 /// pool stays valid until it is freed, even after the drop.
+///
+/// Slices that exist before the call stay in their pool. The pool serves no other kinds of memory: no pinned
+/// or managed memory, and no memory that a library such as cuBLAS allocates with `cudaMalloc`.
 ///
 /// By default, CUDA returns all free memory of a pool to the device at each synchronisation. To keep the
 /// memory for later allocations, set [`release_threshold`](MemoryPoolOptions::release_threshold).

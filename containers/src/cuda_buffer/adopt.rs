@@ -13,8 +13,9 @@ use crate::{AdoptedSlice, ConversionError, DeviceBuffer, RawParts};
 impl<T: Any> CudaBuffer<T, AdoptedSlice<T>> {
     /// Takes over a slice from cudarc, without a copy. The buffer stays on the slice's stream. To turn the
     /// buffer into a vector, call [`into_vec`](Self::into_vec). To get the slice back, call
-    /// [`give_back`](Self::give_back). If the container is dropped instead, cudarc frees the memory on the
-    /// slice's stream. The memory is freed after all work that the container knows of.
+    /// [`give_back`](Self::give_back). To get a `CudaBuffer<T>`, call [`into_any`](Self::into_any). If the
+    /// container is dropped instead, cudarc frees the memory on the slice's stream. The memory is freed after
+    /// all work that the container knows of.
     ///
     /// Uses of the slice on other streams run before uses of the container, if cudarc has tracked them.
     /// cudarc tracks only the last read and the last write of a slice. While its event tracking is off,

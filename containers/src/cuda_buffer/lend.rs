@@ -11,9 +11,13 @@ use super::CudaBuffer;
 use crate::cuda_stream::{failed, order_tracked_uses, slice_over};
 
 /// Lends a buffer to code that accepts only a `CudaSlice`. Other code accepts the buffer itself, or a view.
-/// The memory still belongs to the buffer: cudarc never frees it, even if the closure panics. If the closure
-/// uses the slice on other streams, cudarc orders these uses before the buffer's next use, as for its own
-/// slices.
+/// The memory still belongs to the buffer: cudarc never frees it, even if the closure panics.
+///
+/// The lent slice is on the buffer's stream: `slice.stream()` returns this stream. The closure may use the
+/// slice on other streams. Like each `CudaSlice`, the slice remembers only its last read and its last write,
+/// and only these uses run before the buffer's next use. If the closure reads the slice on several streams,
+/// call `slice.stream().join(&other)` for each of them before the closure returns. If the closure then writes
+/// the slice itself, the stream that writes must also join them.
 ///
 /// The closure only borrows the slice, so it cannot keep the slice:
 ///

@@ -12,7 +12,7 @@ use cudarc::driver::sys::{CUdeviceptr, CUresult};
 use cudarc::driver::{
     CudaStream, DevicePtr, DevicePtrMut, DeviceRepr, DeviceSlice, DriverError, SyncOnDrop, ValidAsZeroBits,
 };
-use millpond_core::{AnyResource, DeviceMemoryResource, Error, Layout, Result, StreamRef};
+use millpond_core::{AnyResource, DeviceMemoryResource, Error, Layout, Result, Shareable, StreamRef};
 use millpond_driver::CurrentDeviceGuard;
 
 use crate::cuda_events::Events;
@@ -31,13 +31,15 @@ use crate::{ConversionError, CudaBufferView, CudaBufferViewMut, DeviceBuffer, De
 /// You can use the buffer on any stream of its device. cudarc orders the uses as for a `CudaSlice`. A read
 /// waits for the last write, and a write waits for all earlier uses. Only streams wait, never the host.
 ///
-/// This order exists only while cudarc tracks events (`is_managing_stream_synchronization`). cudarc does not
-/// track events for a stream that cudarc only borrows. Without events, a copy makes the host wait, and a
-/// kernel launch orders nothing.
+/// This order exists only while the `CudaContext` tracks events (`is_managing_stream_synchronization`): its
+/// event tracking is on, and it has a stream that `new_stream` or `fork` made. A context that has only
+/// default, per-thread and borrowed streams tracks no events. Without events, a copy on another stream makes
+/// the host wait, and a kernel launch orders nothing.
 ///
-/// cudarc remembers only the last kernel that reads a buffer. Several kernels on other streams may read the
-/// buffer. In this case, make the buffer's stream wait for these streams (`CudaStream::join`) before you
-/// write or drop the buffer.
+/// cudarc remembers only the last kernel that reads a buffer. If kernels on several streams read the buffer,
+/// another stream must wait for all of them (`CudaStream::join`). Before a write, this is the stream that
+/// writes. Before you drop or convert the buffer, lend it for writing, or call
+/// [`set_stream`](Self::set_stream), it is the buffer's stream.
 ///
 /// # Conversions
 /// - To pass a part of the buffer, use [`as_view`](Self::as_view) or [`as_view_mut`](Self::as_view_mut).
@@ -206,6 +208,36 @@ impl<T, R: DeviceMemoryResource> CudaBuffer<T, R> {
 
     fn from_parts(buffer: DeviceBuffer<R>, stream: Arc<CudaStream>, len: usize) -> Self {
         Self { events: OnceLock::new(), buffer, stream, len, values: PhantomData }
+    }
+
+    /// Replaces the buffer's resource by a type-erased handle to the same resource. Use this method to store
+    /// the buffer as a `CudaBuffer<T>`, or to pass it to a function that accepts a `CudaBuffer` with any
+    /// resource.
+    ///
+    /// If cudarc allocated the memory, cudarc still frees it on the slice's stream. But
+    /// [`give_back`](CudaBuffer::give_back) is no longer available.
+    ///
+    /// ```no_run
+    /// use millpond_containers::CudaBuffer;
+    /// use millpond_driver::cuda::cudarc::driver::CudaContext;
+    ///
+    /// struct Model {
+    ///     weights: CudaBuffer<f32>,
+    /// }
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let stream = CudaContext::new(0)?.new_stream()?;
+    /// let slice = stream.clone_htod(&[1.0_f32, 2.0, 3.0])?;
+    /// let model = Model { weights: CudaBuffer::adopt(slice)?.into_any() };
+    /// assert_eq!(stream.clone_dtoh(&model.weights)?, [1.0, 2.0, 3.0]);
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn into_any(self) -> CudaBuffer<T>
+    where
+        R: Shareable,
+    {
+        let Self { events, buffer, stream, len, values } = self;
+        CudaBuffer { events, buffer: buffer.into_any(), stream, len, values }
     }
 
     /// Returns the memory as a buffer of bytes, and the stream that this buffer uses.

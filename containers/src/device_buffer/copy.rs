@@ -57,8 +57,8 @@ impl<R: DeviceMemoryResource> DeviceBuffer<R> {
         Ok(copy)
     }
 
-    /// Calls `work`, which submits work on `stream` that uses the buffer's memory. This is how a function uses
-    /// a caller's buffer on a stream of its own.
+    /// Calls `work`, which submits work on `stream` that uses the buffer's memory. This is how a function
+    /// uses a caller's buffer on a stream of its own.
     ///
     /// The work runs after the earlier work on the buffer's stream. Later work on the buffer's stream runs
     /// after the work, even if `work` fails. The host does not wait, unless the buffer's stream was destroyed
@@ -72,8 +72,9 @@ impl<R: DeviceMemoryResource> DeviceBuffer<R> {
     /// # use millpond_driver::sim::{SimConfig, SimDevice};
     /// # use millpond_resources::CudaMemoryResource;
     /// # let device = SimDevice::new(SimConfig::h200());
-    /// # let resource = CudaMemoryResource::new(device.clone());
-    /// # let [theirs, mine] = [(); 2].map(|()| Stream::new(device.clone(), StreamFlags::NON_BLOCKING).unwrap());
+    /// # let resource = std::sync::Arc::new(CudaMemoryResource::new(device.clone()));
+    /// # let stream = || Stream::new(device.clone(), StreamFlags::NON_BLOCKING);
+    /// # let (theirs, mine) = (stream()?, stream()?);
     /// # let target = DeviceBuffer::new(12, &mine, resource.clone())?;
     /// let input = DeviceBuffer::from_host(&[1_u32, 2, 3], &theirs, resource)?;
     /// input.use_on(&mine, |source| {

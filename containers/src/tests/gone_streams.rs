@@ -73,8 +73,11 @@ const USES: &[Use] = &[
     (
         "used on a stream of a function",
         |bench, buffer, other| {
-            let check = |ptr| bench.device.launch(other, &[Access::check(ptr, BYTES, 0)]);
-            buffer.use_on(other, |ptr| Ok(check(ptr))).unwrap();
+            let check = |ptr| {
+                bench.device.launch(other, &[Access::check(ptr, BYTES, 0)]);
+                Ok(())
+            };
+            buffer.use_on(other, check).unwrap();
         },
         zeros,
     ),

@@ -164,8 +164,8 @@ fn the_per_thread_streams_of_two_threads_are_two() {
     assert!(theirs.1.clone().on(StreamRef::PER_THREAD) == mine, "one that moved to the thread's stream");
 }
 
-/// A function uses a caller's buffer on a stream of its own, and fails or panics after that. The caller writes
-/// and frees the buffer at once.
+/// A function uses a caller's buffer on a stream of its own, and fails or panics after that. The caller
+/// writes and frees the buffer at once.
 #[test]
 fn a_use_on_another_stream_is_between_the_uses_on_the_buffers_own() {
     for seed in 0..30 {
@@ -174,15 +174,16 @@ fn a_use_on_another_stream_is_between_the_uses_on_the_buffers_own() {
         let mut buffer = DeviceBuffer::new(4096, &own, bench.pool.clone()).unwrap();
         let address = buffer.as_ptr();
         bench.device.launch(own.as_ref(), &[Access::write(address, 4096, 1)]);
-        let work = |ptr| {
+        let work = |ptr| -> millpond_core::Result<()> {
             assert_eq!(ptr, address);
             bench.device.launch(other.as_ref(), &[Access::check(ptr, 4096, 1), Access::write(ptr, 4096, 2)]);
+            Ok(())
         };
         match seed % 3 {
-            0 => assert_eq!(buffer.use_on(&other, |ptr| Ok(work(ptr))).unwrap(), ()),
+            0 => buffer.use_on(&other, work).unwrap(),
             1 => {
                 let failing = |ptr| -> millpond_core::Result<()> {
-                    work(ptr);
+                    work(ptr)?;
                     Err(millpond_core::Error::invalid_argument("the work is wrong"))
                 };
                 let error = buffer.use_on(&other, failing).unwrap_err();
@@ -190,7 +191,7 @@ fn a_use_on_another_stream_is_between_the_uses_on_the_buffers_own() {
             }
             _ => {
                 let panicking = |ptr| -> millpond_core::Result<()> {
-                    work(ptr);
+                    work(ptr)?;
                     panic!("in the work")
                 };
                 let panicked = catch_unwind(AssertUnwindSafe(|| buffer.use_on(&other, panicking)));

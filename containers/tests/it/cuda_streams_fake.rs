@@ -4,7 +4,7 @@
 
 use std::sync::Arc;
 
-use cudarc::driver::{CudaContext, CudaStream, DriverError, sys};
+use cudarc::driver::{CudaContext, CudaSlice, CudaStream, DriverError, sys};
 use millpond_containers::{AdoptedSlice, CudaBuffer};
 
 use crate::cudarc_fake::{Bench, launch, look, run_with_fake, twice};
@@ -94,6 +94,89 @@ fn no_copy_that_reads_is_forgotten() {
         drop(values);
         assert_eq!(bench.host_waits(), before);
         drop((copies, again, more, last));
+    });
+}
+
+/// cudarc tells a buffer of no kernel's stream, so the buffer remembers only the last kernel that reads.
+#[test]
+fn joins_replace_the_forgotten_kernels() {
+    with_fake("joins_replace_the_forgotten_kernels", |bench| {
+        let [first, second, writer] = bench.new_streams();
+        let read = || {
+            let values = adopted(bench);
+            look!(bench, first, &values, 8);
+            look!(bench, second, &values, 8);
+            values
+        };
+        let join =
+            |stream: &CudaStream| [&first, &second].iter().for_each(|other| stream.join(other).unwrap());
+
+        let mut values = read();
+        join(values.stream());
+        twice!(bench, writer, &mut values, 8);
+        assert!(bench.problems().contains("without waiting"));
+        drop(values);
+
+        let mut values = read();
+        join(&writer);
+        twice!(bench, writer, &mut values, 8);
+        let mut filled = read();
+        join(&writer);
+        writer.memset_zeros(&mut filled).unwrap();
+        let dropped = read();
+        join(dropped.stream());
+        let mut moved = read();
+        join(moved.stream());
+        moved.set_stream(&writer).unwrap();
+        twice!(bench, writer, &mut moved, 8);
+        drop((values, filled, dropped, moved));
+    });
+}
+
+/// A lent slice is cudarc's own, which remembers only the last of two copies that read it.
+#[test]
+fn joins_replace_the_forgotten_reads_of_a_lent_slice() {
+    with_fake("joins_replace_the_forgotten_reads_of_a_lent_slice", |bench| {
+        let streams: [_; 2] = bench.new_streams();
+        let copy = |slice: &_| streams.each_ref().map(|stream| stream.clone_dtod(slice).unwrap());
+        let values = adopted(bench);
+        let copies = values.lend_as_cuda_slice(copy).unwrap();
+        drop(values);
+        assert!(bench.problems().contains("without waiting"));
+
+        let (values, before) = (adopted(bench), bench.host_waits());
+        let lent = |slice: &CudaSlice<f32>| {
+            let copies = copy(slice);
+            streams.iter().for_each(|stream| slice.stream().join(stream).unwrap());
+            copies
+        };
+        let again = values.lend_as_cuda_slice(lent).unwrap();
+        drop(values);
+        assert_eq!(bench.host_waits(), before);
+        drop((copies, again));
+    });
+}
+
+#[test]
+fn a_borrowed_stream_has_events_while_the_context_has_a_new_one() {
+    with_fake("a_borrowed_stream_has_events_while_the_context_has_a_new_one", |bench| {
+        // SAFETY: the bench keeps its stream.
+        let own = unsafe { bench.context.wrap_borrowed_stream(bench.own.as_ref().handle() as _) };
+        let mut values = CudaBuffer::<f32, _>::zeroed(8, &own, bench.cuda.clone()).unwrap();
+        let before = bench.host_waits();
+        twice!(bench, own, &mut values, 8);
+        let copy = bench.stream.clone_dtod(&values).unwrap();
+        twice!(bench, own, &mut values, 8);
+        twice!(bench, bench.stream, &mut values, 8);
+        assert_eq!(bench.host_waits(), before);
+
+        let alone = CudaContext::new(0).unwrap();
+        let [first, second] = [alone.default_stream(), alone.per_thread_stream()];
+        let values = CudaBuffer::<f32, _>::zeroed(8, &first, bench.cuda.clone()).unwrap();
+        let before = bench.host_waits();
+        assert_eq!(second.clone_dtod(&values).unwrap().len(), 8);
+        assert!(bench.host_waits() > before);
+        drop(copy);
     });
 }
 

@@ -404,6 +404,45 @@ fn a_slice_of_the_per_thread_stream_is_adopted_on_another_thread() {
     });
 }
 
+#[test]
+fn adopted_and_allocated_buffers_have_one_type() {
+    fn shared<T: Send + Sync>(value: T) -> T {
+        value
+    }
+    with_fake("adopted_and_allocated_buffers_have_one_type", |bench| {
+        let other = bench.context.new_stream().unwrap();
+        let adopted = CudaBuffer::adopt(bench.stream.clone_htod(&[1.0_f32; 8]).unwrap()).unwrap();
+        look!(bench, other, &adopted, 8);
+        let before = bench.host_waits();
+        let both: [CudaBuffer<f32>; 2] = shared([adopted.into_any(), bench.buffer(&[1.0; 8]).into_any()]);
+        let [mut adopted, mut allocated] = both;
+        twice!(bench, bench.stream, &mut adopted, 8);
+        twice!(bench, other, &mut adopted, 8);
+        assert_eq!(bench.host_waits(), before);
+        twice!(bench, other, &mut allocated, 8);
+        assert_eq!(other.clone_dtoh(&adopted).unwrap(), [4.0; 8]);
+        assert_eq!(bench.frees(), 0);
+        drop(adopted);
+        assert_eq!(bench.frees(), 1);
+        let vec = allocated.into_vec(bench.own.as_ref()).unwrap();
+        assert_eq!(vec.to_host().unwrap(), [2.0; 8]);
+    });
+}
+
+#[test]
+fn adopted_memory_is_copied_to_grow() {
+    with_fake("adopted_memory_is_copied_to_grow", |bench| {
+        let adopted = CudaBuffer::adopt(bench.stream.clone_htod(&[1.0_f32; 8]).unwrap()).unwrap();
+        let on = bench.own.as_ref();
+        let mut vec = adopted.into_vec(on).unwrap();
+        let error = vec.resize(1000, on).unwrap_err().to_string();
+        assert!(error.contains("with DeviceVec::copy_of"), "{error}");
+        let mut copy = DeviceVec::copy_of(&vec, on, bench.cuda.clone()).unwrap();
+        copy.resize(1000, on).unwrap();
+        assert_eq!(copy.to_host().unwrap()[..8], [1.0; 8]);
+    });
+}
+
 /// After a reset, the address may belong to another allocation.
 #[test]
 fn an_adopted_slice_is_not_freed_after_a_reset() {
