@@ -13,9 +13,10 @@ tree-sitter-rust).
 
 `run` runs the test programs in DIR (target/mutants) for each change until a test fails or a program does not
 end. A program is the unit tests, or one module of an `it`, such as resources::crowds. First each program runs
-without a change, and the tests that fail then are skipped. If a test fails with a change and also without it,
-in three more runs, the program has no verdict. A run that was stopped continues with the programs that are left. `run` needs only Python and DIR, so it can run on another machine, if DIR has the same path
-there. Remove DIR/baseline.json if you copy it from another machine.
+without a change, and the tests that fail then are skipped. If a test fails with a change, it runs three times
+without the change; if it fails then, the program has no verdict. A run that was stopped continues with the
+programs that are left. `run` needs only Python and DIR, so it can run on another machine, if DIR has the same
+path there. Remove DIR/baseline.json if you copy it from another machine.
 """
 
 import argparse

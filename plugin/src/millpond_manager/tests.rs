@@ -1,3 +1,5 @@
+//! Tests the stack of a manager while it is built.
+
 use std::sync::{Arc, OnceLock, Weak};
 use std::thread;
 

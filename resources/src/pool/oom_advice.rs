@@ -336,8 +336,8 @@ impl Memory {
     }
 
     /// Returns the bytes of new memory that would serve the request after the pool has released all free
-    /// regions or handles. Free bytes beside blocks in use do not count, because whether the pool can use them
-    /// depends on what it maps first.
+    /// regions or handles. Free bytes next to blocks in use do not count, because the pool may not be able to
+    /// use them.
     fn needed_after_release(&self, heaps: &Heaps, request: &Request) -> u64 {
         let needed = match heaps.store.pages() {
             Some(pages) => pages.needed_alone(request),

@@ -257,8 +257,8 @@ mod tests {
         assert_eq!(named.len(), 20);
     }
 
-    /// A request above the maximum fails before the pool releases memory. So the report counts the memory that
-    /// the pool could release: the least maximum that serves the request is the one that the report names.
+    /// A request above the maximum fails before the pool releases memory. So the report counts the memory
+    /// that the pool could release. The maximum in the report is the least that serves the request.
     #[test]
     fn free_memory_of_another_stream_counts_for_a_request_above_the_maximum() {
         const MAXIMUM: u64 = 32 * MIB;
