@@ -78,6 +78,10 @@
 //! [`RawParts`](containers::RawParts) and [`LayerEntry`](stack::LayerEntry). Or your code must handle every
 //! variant, as in [`CaptureMode`](driver::CaptureMode).
 //!
+//! A minor release may add methods to traits. A new method of [`DeviceMemoryResource`] or [`Driver`] has a
+//! default. A minor release may also raise the required Rust version; a patch release does not. The
+//! containers' elements implement `Pod` of the crate `bytemuck`, version 1: depend on it for your own types.
+//!
 //! # Platforms
 //! millpond is built and tested on Linux on x86-64. On macOS and Windows, the library passes `cargo check`,
 //! but it was not run there. CUDA is loaded at run time on Linux and Windows, and was tested only on Linux.
@@ -129,7 +133,7 @@ pub mod driver {
 pub mod prelude {
     pub use crate::adaptors::{LimitingLayer, StatisticsLayer};
     pub use crate::containers::{DeviceBuffer, DeviceScalar, DeviceVec, Event, Stream};
-    pub use crate::driver::{DeviceSpec, StreamFlags};
+    pub use crate::driver::{DeviceSpec, EventFlags, StreamFlags};
     pub use crate::resources::{
         CudaMemoryResource, ManagedMemoryResource, PoolLayer, get_current_device_resource,
         set_current_device_resource,

@@ -193,6 +193,21 @@ fn ignored(file: &File) -> Vec<String> {
 }
 
 #[test]
+fn rows_of_tables_are_whole() {
+    none(files().iter().filter(|file| file.is("rs")).flat_map(broken_rows).collect());
+}
+
+/// A table's row in a documentation comment that goes on in the next line. Rustdoc ends the table there.
+fn broken_rows(file: &File) -> Vec<String> {
+    let row = |line: &str| {
+        let text = ["//! ", "/// "].iter().find_map(|start| line.trim_start().strip_prefix(start));
+        text.is_some_and(|text| text.starts_with('|') && !text.trim_end().ends_with('|'))
+    };
+    let rows = file.text.lines().enumerate().filter(|(_, line)| row(line));
+    rows.map(|(index, _)| format!("{}:{}: a row of a table is one line", file.path, index + 1)).collect()
+}
+
+#[test]
 fn links_are_alive() {
     none(files().iter().filter(|file| file.is("md")).flat_map(dead_links).collect());
 }

@@ -4,8 +4,7 @@
 //! | adaptor | in text | effect |
 //! |---|---|---|
 //! | [`AlignedResourceAdaptor`] | `aligned` | aligns blocks to more than 256 bytes |
-//! | [`FailureCallbackResourceAdaptor`] | – | when memory is out, calls a function; retries if the function
-//! returns true |
+//! | [`FailureCallbackResourceAdaptor`] | – | when memory is out, calls a function, and retries if told to |
 //! | [`FallbackResourceAdaptor`] | `fallback` | when memory is out, uses another resource |
 //! | [`LimitingResourceAdaptor`] | `limiting` | limits the live bytes |
 //! | [`LoggingResourceAdaptor`] | `logging` | writes a CSV row for every call; feature `logging` |

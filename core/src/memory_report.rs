@@ -206,9 +206,14 @@ impl fmt::Display for LayerMemory {
                 write!(f, "; {} refused", counted(known.misuses, "wrong free"))?;
             }
         }
+        if let Some(limit) = self.limit_bytes.map(format_bytes) {
+            match self.limit_used_bytes.map(format_bytes) {
+                Some(used) => write!(f, "\n  limit: {used} of {limit} in use")?,
+                None => write!(f, "\n  limit: {limit}")?,
+            }
+        }
         let sizes = [
             ("largest block so far", self.largest_allocation),
-            ("limit", self.limit_bytes),
             ("free in the caches of threads", self.cached_bytes),
             ("could be released now", self.reclaimable_bytes),
             ("could be released after waiting for all streams", self.reclaimable_after_sync_bytes),

@@ -115,7 +115,7 @@ pub type AnyResource = Arc<dyn DeviceMemoryResource + Send + Sync>;
     message = "`{Self}` is not a memory resource; pass the resource itself",
     label = "this is not a memory resource",
     note = "for several owners, write `let shared = resource.into_any();` and give each owner a \
-            `shared.clone()`",
+            `shared.clone()`; an `AnyResource` already is shared: pass its `clone()`",
     note = "a `Result` needs `?` first; with `use millpond::prelude::*`, a `Result` also has the method \
         `layer`"
 )]

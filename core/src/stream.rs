@@ -38,8 +38,9 @@ const FOREIGN_BIT: u64 = 1 << 62;
 /// then carries the identity, so a cache hit makes no driver call.
 ///
 /// A `StreamRef` does not keep its stream alive, and may outlive the stream. A driver knows the streams that
-/// were made through it. If such a stream was destroyed or never existed, calls with the `StreamRef` fail. If
-/// a stream was made elsewhere, the caller guarantees that the stream is alive ([`foreign`](Self::foreign)).
+/// were made through it. If such a stream was destroyed or never existed, a driver call with the `StreamRef`
+/// fails. An allocation that makes no driver call on the stream can still succeed. If a stream was made
+/// elsewhere, the caller guarantees that the stream is alive ([`foreign`](Self::foreign)).
 ///
 /// ```
 /// use millpond_core::StreamRef;

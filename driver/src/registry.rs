@@ -63,8 +63,9 @@ fn no_such(device: DeviceId) -> Error {
 /// The call creates no context on any device.
 ///
 /// # Errors
-/// [`ErrorKind::NoDevice`] if there is no device; [`InvalidArgument`](ErrorKind::InvalidArgument) if the
-/// value of `MILLPOND_DEVICE` names no device.
+/// [`ErrorKind::NoDevice`] if there is no device. Without CUDA, first call
+/// `DeviceSpec::default_device().open()`, and keep the simulated device that it returns.
+/// [`InvalidArgument`](ErrorKind::InvalidArgument) if the value of `MILLPOND_DEVICE` names no device.
 pub fn current_device() -> Result<DeviceId> {
     if let Some(device) = thread_device::get() {
         return Ok(device);
@@ -75,7 +76,14 @@ pub fn current_device() -> Result<DeviceId> {
     if let Some(device) = DeviceSpec::default_id()? {
         return Ok(device);
     }
-    sim::first().map_or_else(|| cuda::availability().map(|()| DeviceId::cuda(0)), Ok)
+    sim::first().map_or_else(|| cuda::availability().map(|()| DeviceId::cuda(0)).map_err(no_current), Ok)
+}
+
+fn no_current(error: Error) -> Error {
+    error.context(
+        "no device is open; open the default device first (`default_device` of `DeviceSpec`); without CUDA, \
+         it is simulated",
+    )
 }
 
 /// Returns the driver of the calling thread's [current device](current_device), without creating the device's
@@ -134,6 +142,15 @@ mod tests {
         thread_device::replace(None);
         // Other tests create and drop devices meanwhile.
         assert_eq!(current_device().unwrap().is_sim(), elsewhere.is_sim());
+    }
+
+    #[test]
+    fn an_error_without_a_current_device_says_how_to_get_one() {
+        let error = no_current(Error::new(ErrorKind::NoDevice, "why")).to_string();
+        assert!(
+            error.contains("open the default device first (`default_device` of `DeviceSpec`)"),
+            "{error}"
+        );
     }
 
     #[test]

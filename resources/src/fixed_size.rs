@@ -216,7 +216,7 @@ impl<R: DeviceMemoryResource> FixedSizeMemoryResource<R> {
         } else {
             return Ok(());
         };
-        Err(error.for_request(layout, stream).in_stack(self))
+        Err(error.for_request(layout, stream).on_device(self.driver().device()).in_stack(self))
     }
 }
 

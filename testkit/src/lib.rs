@@ -9,8 +9,7 @@
 //! | [`hooked`] | a driver that runs a closure of the test in the middle of a call |
 //! | [`reentrancy`] | finds layers that hang when their upstream, the driver or a hook calls the stack |
 //! | [`guest`] | code that a resource calls in the middle of a call, and that uses the resource again |
-//! | [`watch`] | a layer that records which layer is being called, and a watchdog that names a hanging layer
-//! |
+//! | [`watch`] | a layer that records which layer is called, and a watchdog that names a hanging layer |
 //! | [`random_stacks`] | random stacks of all layers, for programs and races |
 //! | [`mock`] | a scripted resource to put below an adaptor, so that its test reads as a script |
 //! | [`Checked`] | a wrapper that reports all blocks to the simulated device and the shadow |

@@ -153,12 +153,12 @@ impl Handle {
         self.state.lock().trims_fail = kind;
     }
 
-    /// Returns the calls so far, and removes them from the record.
+    /// Returns the calls so far. They stay in the record.
     pub fn calls(&self) -> Vec<Call> {
         self.state.lock().calls.clone()
     }
 
-    /// Returns the calls so far and forgets them.
+    /// Returns the calls so far, and removes them from the record.
     pub fn take_calls(&self) -> Vec<Call> {
         std::mem::take(&mut self.state.lock().calls)
     }

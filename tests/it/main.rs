@@ -23,4 +23,5 @@ mod out_of_memory;
 mod reentrancy;
 mod same_peak;
 mod soak;
+mod tutorial;
 mod watch;

@@ -69,7 +69,8 @@ fn every_layer_says_what_it_knows() {
     for part in [
         "30MiB in 1 block, allocated for `data loader`",
         "1000B in 1 block, allocated without a tag",
-        "limit: 256MiB",
+        "limit: 38.00MiB of 256MiB in use",
+        "limit: 512MiB",
         "largest block so far: 30MiB",
         "could be released now: ",
     ] {

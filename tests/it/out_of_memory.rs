@@ -229,3 +229,18 @@ fn regions_that_bins_keep_during_a_capture_are_reclaimed_after_it() {
     device.end_capture(stream).unwrap();
     assert!(stack.allocate_bytes(24 * MIB, stream).is_ok(), "as the error says");
 }
+
+/// Tests that an error of any layer names the device: too large a request, and one that no address space has.
+#[test]
+fn every_error_names_the_device() {
+    for subject in crate::subjects::all() {
+        let device = device(256 * MIB);
+        let Ok(stack) = subject.build(&(Arc::clone(&device) as DriverHandle)) else { continue };
+        for bytes in [512 * MIB, 1 << 50, u64::MAX - 100, u64::MAX] {
+            let Err(error) = stack.allocate_bytes(bytes, S) else { continue };
+            let named = (error.device(), error.stream(), error.requested_bytes());
+            let expected = (Some(device.device()), Some(S), Some(bytes));
+            assert_eq!(named, expected, "{}: {error}", subject.name());
+        }
+    }
+}

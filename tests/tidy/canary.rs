@@ -49,6 +49,12 @@ fn house_phrases_are_found() {
 }
 
 #[test]
+fn rows_of_two_lines_are_found() {
+    let good = "//! | a | b |\nlet or = 1 | 2;\n    /// | c | d |\n/// a | b\n";
+    finds(broken_rows, &File::of("a.rs", "//! | a | b\n//! c |\n"), &File::of("a.rs", good));
+}
+
+#[test]
 fn tics_are_counted() {
     for (tic, allowed) in tics::TICS {
         let file = |uses: usize| [File::of("a.rs", format!("// Then {tic} then.\n").repeat(uses))];

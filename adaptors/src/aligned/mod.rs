@@ -125,7 +125,8 @@ unsafe impl<R: DeviceMemoryResource> DeviceMemoryResource for AlignedResourceAda
                 other => other,
             }
         };
-        allocate().map_err(|error| error.for_request(layout, stream).in_stack(self))
+        let device = || self.driver().device();
+        allocate().map_err(|error| error.for_request(layout, stream).on_device(device()).in_stack(self))
     }
 
     unsafe fn deallocate(&self, ptr: DevicePtr, layout: Layout, stream: StreamRef) {

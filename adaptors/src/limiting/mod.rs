@@ -134,9 +134,15 @@ impl<R> LimitingResourceAdaptor<R> {
         let (limit, in_use) = (format_bytes(self.limit_bytes), format_bytes(allocated));
         let is_impossible = bytes > self.limit_bytes;
         let message = if is_impossible {
-            format!("the request is larger than the maximum (`limit`) of {limit}; raise it, or request less")
+            format!(
+                "the request is larger than the maximum (`limit`) of {limit}; raise it, or request less; the \
+                 layer below was not asked"
+            )
         } else {
-            format!("the maximum (`limit`) is {limit} and {in_use} are in use; free blocks, or raise it")
+            format!(
+                "the maximum (`limit`) is {limit} and {in_use} are in use; free blocks, or raise it; the \
+                 layer below was not asked"
+            )
         };
         let mut report = OutOfMemoryReport::new(layout, stream);
         let short = u64::try_from(short).unwrap_or(u64::MAX);
@@ -174,11 +180,12 @@ impl<R> Drop for Acquired<'_, R> {
 unsafe impl<R: DeviceMemoryResource> DeviceMemoryResource for LimitingResourceAdaptor<R> {
     fn allocate(&self, layout: Layout, stream: StreamRef) -> Result<DevicePtr> {
         let Some(bytes) = layout.rounded_bytes() else {
-            return Err(Error::request_too_large(layout, stream).in_stack(self));
+            let error = Error::request_too_large(layout, stream);
+            return Err(error.on_device(self.driver().device()).in_stack(self));
         };
         let acquired = self.acquire(bytes).map_err(|allocated| {
             let error = self.over_limit(bytes, allocated, layout, stream);
-            error.in_stack(self)
+            error.on_device(self.driver().device()).in_stack(self)
         })?;
         let ptr = self.upstream.allocate(layout, stream).map_err(|error| error.in_stack(self))?;
         acquired.keep();

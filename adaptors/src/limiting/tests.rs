@@ -57,7 +57,13 @@ fn the_error_says_limit_use_and_lack() {
     assert_eq!(error.kind(), ErrorKind::OutOfMemory);
     assert_eq!((error.requested_bytes(), error.stream()), (Some((1 << 29) + 1000), Some(S)));
     assert_eq!(error.stack(), Some("mock+limiting:limit=1GiB"));
-    for part in ["the maximum (`limit`) is 1GiB", "512MiB are in use; free blocks", "1KiB more is needed"] {
+    assert_eq!(error.device(), Some(resource.device()));
+    for part in [
+        "the maximum (`limit`) is 1GiB",
+        "512MiB are in use; free blocks",
+        "the layer below was not asked",
+        "1KiB more is needed",
+    ] {
         assert!(error.to_string().contains(part), "{error}");
     }
 }

@@ -31,8 +31,9 @@ use millpond_core::driver::call;
 /// You may drop a [`Stream`](crate::Stream) before a buffer that stores it. You may also move a buffer that
 /// stores [`StreamRef::PER_THREAD`] to another thread. In both cases, no stream can wait for the earlier work
 /// on the stored stream any more. So the buffer waits for the whole device at its next use, or when it is
-/// dropped. If the stored stream was destroyed, the buffer then stores the legacy default stream. A stream of
-/// another library must stay alive until the buffer stores another stream or is dropped.
+/// dropped. [`stream`](Self::stream) still returns a stream that was destroyed, until you set another one or
+/// call a method that takes `&mut self` and submits work. Such a method stores the legacy default stream. A
+/// stream of another library must stay alive until the buffer stores another stream or is dropped.
 ///
 /// The buffer allocates, copies and frees memory on the resource's device, even if another device is current
 /// on the thread.
@@ -116,6 +117,9 @@ impl DeviceBuffer {
 
 impl<R: DeviceMemoryResource> DeviceBuffer<R> {
     /// Allocates a buffer of `bytes` uninitialised bytes. An empty buffer allocates nothing.
+    ///
+    /// The buffer does not check the stream: a stream of another device, or a stream that was destroyed, is a
+    /// mistake that only a later driver call can find.
     ///
     /// # Errors
     /// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) if the device cannot access the

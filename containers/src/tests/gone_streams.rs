@@ -81,6 +81,17 @@ const USES: &[Use] = &[
         },
         zeros,
     ),
+    (
+        "read, which keeps the name of its stream, and overwritten",
+        |_, buffer, _| {
+            let gone = buffer.stream();
+            buffer.to_host::<u8>().unwrap();
+            assert_eq!(buffer.stream(), gone);
+            buffer.write_zeros(0, BYTES).unwrap();
+            assert_eq!(buffer.stream(), StreamRef::LEGACY);
+        },
+        zeros,
+    ),
     ("moved to a stream", |_, buffer, other| buffer.set_stream(other).unwrap(), zeros),
     (
         "grown on a stream",

@@ -96,8 +96,11 @@ impl LayerTable {
     pub fn get(&self, name: &str) -> Result<&LayerEntry> {
         self.entries.iter().find(|entry| entry.name == name).ok_or_else(|| {
             let known: Vec<&str> = self.entries.iter().map(|entry| entry.name).collect();
+            let feature = if name == "logging" { " (enable millpond's feature `logging`)" } else { "" };
             let (all, meant) = (known.join(", "), did_you_mean(name, &known));
-            Error::invalid_stack(format!("there is no layer `{name}`; the layers are {all}{meant}"))
+            Error::invalid_stack(format!(
+                "there is no layer `{name}`{feature}; the layers are {all}{meant}"
+            ))
         })
     }
 }

@@ -173,3 +173,11 @@ fn stacks_inside_each_other_are_as_deep_in_code_as_in_text() {
     assert_eq!(error.kind(), crate::ErrorKind::InvalidStack);
     assert!(error.to_string().contains("more than 32"), "{error}");
 }
+
+/// A program without the feature has no layer `logging`, and a typing mistake does not explain that.
+#[test]
+fn a_layer_that_needs_a_feature_names_the_feature() {
+    let error = |name| super::LayerTable::default().get(name).unwrap_err().to_string();
+    assert!(error("logging").contains("no layer `logging` (enable millpond's feature `logging`)"));
+    assert!(!error("loging").contains("feature"));
+}

@@ -1,8 +1,8 @@
 //! Runs the commands of the book that need no GPU and no framework, and compares what they print.
 //!
 //! A block ```` ```console ```` has commands after `$ ` and their output below. A line `…` stands for lines
-//! that the page leaves out. Of tables, only the rows of names are compared, since most others have times of
-//! the machine.
+//! that the page leaves out. In tables, the column `ns/op` has times of the machine, so it is not compared.
+//! Of a block ```` ```text ```` below such a command, each word is compared.
 
 use std::io::Read;
 use std::path::{Path, PathBuf};
@@ -18,6 +18,8 @@ fn root() -> PathBuf {
 struct Example {
     command: String,
     output: Vec<String>,
+    /// The page's next block of kind `text`, with one space between its words.
+    excerpt: String,
 }
 
 impl Example {
@@ -31,36 +33,55 @@ impl Example {
 
     /// The first line that the page shows and the program did not print after the line before.
     fn missing<'a>(&'a self, printed: &str) -> Option<&'a str> {
+        if !words(printed).contains(&self.excerpt) {
+            return Some(&self.excerpt);
+        }
+        let shown = self.output.iter().map(|line| line.trim());
+        let mut shown = shown.filter(|line| !(line.is_empty() || line.starts_with(['…', '|'])));
         let mut rest = printed.lines();
-        let has_figures = |line: &&str| line.contains(|char: char| char.is_ascii_digit() || char == '-');
-        let shown = self.output.iter().map(|line| line.trim()).filter(|line| !line.starts_with('…'));
-        let mut shown = shown.filter(|line| !(line.is_empty() || line.starts_with('|') && has_figures(line)));
-        shown.find(|line| {
-            let start = cells(line.trim_end_matches('…').trim_end());
-            !rest.any(|printed| cells(printed.trim()).starts_with(&start))
-        })
+        let line = shown.find(|line| {
+            let start = line.trim_end_matches('…').trim_end();
+            !rest.any(|printed| printed.trim().starts_with(start))
+        });
+        let printed = rows_of_tables(printed.lines());
+        let row = || rows_of_tables(self.output.iter().map(String::as_str)).into_iter();
+        line.or_else(|| row().find(|(_, row)| !printed.iter().any(|(_, it)| it == row)).map(|(line, _)| line))
     }
 }
 
-/// A row of a table with one space between its cells, or another line as it is.
-fn cells(line: &str) -> String {
-    match line.starts_with('|') {
-        true => line.split_whitespace().collect::<Vec<_>>().join(" "),
-        false => line.to_owned(),
-    }
+fn words(text: &str) -> String {
+    text.split_whitespace().collect::<Vec<_>>().join(" ")
+}
+
+/// Each row of a table, as a line and as its cells without lines of dashes and without the column `ns/op`.
+fn rows_of_tables<'a>(lines: impl Iterator<Item = &'a str>) -> Vec<(&'a str, Vec<&'a str>)> {
+    let mut timed = None;
+    let rows = lines.map(str::trim).filter(|line| line.starts_with('|') && !line.starts_with("|--"));
+    rows.map(|line| {
+        let mut cells: Vec<&str> = line.split('|').map(str::trim).collect();
+        timed = cells.iter().position(|cell| *cell == "ns/op").or(timed);
+        if let Some(timed) = timed.filter(|timed| *timed < cells.len()) {
+            cells.remove(timed);
+        }
+        (line, cells)
+    })
+    .collect()
 }
 
 fn examples(page: &str) -> Vec<Example> {
     let mut examples: Vec<Example> = Vec::new();
-    let (mut is_console, mut continues) = (false, false);
+    let (mut block, mut continues) = ("", false);
     for line in page.lines() {
         if let Some(kind) = line.strip_prefix("```") {
-            (is_console, continues) = (kind == "console", false);
-        } else if !is_console {
+            (block, continues) = (kind, false);
+        } else if let ("text", Some(example)) = (block, examples.last_mut()) {
+            example.excerpt = words(&format!("{} {line}", example.excerpt));
+        } else if block != "console" {
             continue;
         } else if let Some(command) = line.strip_prefix("$ ") {
-            examples.push(Example { command: command.to_owned(), output: Vec::new() });
             continues = command.ends_with('\\');
+            let (command, excerpt) = (command.to_owned(), String::new());
+            examples.push(Example { command, output: Vec::new(), excerpt });
         } else if let Some(example) = examples.last_mut() {
             if continues {
                 example.command =
@@ -175,4 +196,15 @@ fn a_line_that_is_not_printed_is_found() {
     assert_eq!(found[0].missing("first\nsecond\nlast 3 of 4\n"), None);
     assert_eq!(found[0].missing("last 3 of 4\nfirst\n"), Some("last 3 …"));
     assert_eq!(found[1].words(), None);
+}
+
+#[test]
+fn a_figure_that_is_not_printed_is_found() {
+    let page =
+        "```console\n$ a\n| a | ns/op | b |\n|---|---|---|\n| x | 7 | 8 |\n```\n```text\none\ntwo\n```\n";
+    let [example] = &examples(page)[..] else { panic!("one command") };
+    let printed = |row: &str, text: &str| format!("| a | ns/op |  b |\n|---|----|--|\n{row}\n{text}");
+    assert_eq!(example.missing(&printed("| x |    1 |  8 |", "one two three")), None);
+    assert_eq!(example.missing(&printed("| x |    1 | 88 |", "one two")), Some("| x | 7 | 8 |"));
+    assert_eq!(example.missing(&printed("| x |    1 |  8 |", "one")), Some("one two"));
 }

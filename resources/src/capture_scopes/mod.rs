@@ -98,8 +98,8 @@ unsafe impl<R: DeviceMemoryResource + Send + Sync> DeviceMemoryResource for Capt
     fn allocate(&self, layout: Layout, stream: StreamRef) -> Result<DevicePtr> {
         let inner = &*self.0;
         let of_scope = |error: Error| {
-            out_of_memory::reported(error.for_request(layout, stream), &**self.driver(), self.accessibility())
-                .in_stack(self)
+            let error = error.for_request(layout, stream).on_device(self.driver().device());
+            out_of_memory::reported(error, &**self.driver(), self.accessibility()).in_stack(self)
         };
         if inner.open.load(Ordering::Relaxed) > 0
             && let Some(scope) = inner.scope_of(stream).map_err(of_scope)?

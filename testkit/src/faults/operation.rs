@@ -4,9 +4,13 @@
 //! calls fails. After that, there are two cases: it runs again without faults and ends, or it ends at once
 //! while later calls fail as planned. In every case, these conditions must hold:
 //! - nothing panics, the devices find no violation, and no `deallocate` is refused;
-//! - no memory, event or stream is left, unless a failed free, destruction or wait explains it;
+//! - no memory of the driver, event or stream is left, unless a failed free, destruction or wait explains it;
 //! - the same operation then works without faults on the same devices. But after a sticky error, it reports
 //!   that the device is lost, and neither the operation nor its end calls the driver any more.
+//!
+//! The devices see only driver calls and launched work. To check also the blocks that a pool hands out, put
+//! [`Checked`](crate::Checked) on top of the resource in the operation. `Checked` reports each block to the
+//! device; its [`shadow`](crate::Checked::shadow) counts the blocks that are left.
 
 use std::fmt;
 use std::ops::ControlFlow;

@@ -171,8 +171,9 @@ pub(crate) const DIVIDERS: &[Program] = &[
     program(
         "a request exceeds the blocks of fixed_size",
         |bench| error(bench.stack("cuda+fixed_size:block_size=64KiB").allocate_bytes(100_000, bench.a)),
-        "out of memory for 97.66KiB on stream A in `cuda+fixed_size:block_size=64KiB`: each block has only \
-         64KiB; raise block_size, or use binning for several sizes: freeing memory would not help\n\
+        "out of memory for 97.66KiB on stream A of DEVICE in `cuda+fixed_size:block_size=64KiB`: each \
+         block has only 64KiB; raise block_size, or use binning for several sizes: freeing memory would not \
+         help\n\
          \x20 request less at a time",
     ),
     program(
@@ -181,8 +182,8 @@ pub(crate) const DIVIDERS: &[Program] = &[
             let resource = bench.stack("cuda+fixed_size");
             error(resource.allocate(Layout::with_alignment(1000, 4096).unwrap(), bench.a))
         },
-        "invalid argument for 1000B aligned to 4096 on stream A in `cuda+fixed_size`: blocks are aligned to \
-         256 bytes; for larger alignments, use a pool",
+        "invalid argument for 1000B aligned to 4096 on stream A of DEVICE in `cuda+fixed_size`: blocks are \
+         aligned to 256 bytes; for larger alignments, use a pool",
     ),
     program(
         "a block is freed with the size of another bin",
@@ -403,8 +404,9 @@ pub(crate) const ADAPTORS: &[Program] = &[
             bench.block(&limited, 8 * MIB);
             error(limited.allocate_bytes(4 * MIB, bench.a))
         },
-        "out of memory for 4MiB on stream A in `cuda+limiting:limit=10MiB`: the maximum (`limit`) is 10MiB \
-         and 8MiB are in use; free blocks, or raise it: 2MiB more is needed\n\
+        "out of memory for 4MiB on stream A of DEVICE in `cuda+limiting:limit=10MiB`: the maximum (`limit`) \
+         is 10MiB and 8MiB are in use; free blocks, or raise it; the layer below was not asked: 2MiB more is \
+         needed\n\
          \x20 this is needed:\n\
          \x20 - raise the maximum by 2MiB\n\
          \x20 8MiB are in use; the maximum is 10MiB",
@@ -463,8 +465,8 @@ pub(crate) const REQUESTS: &[Program] = &[
     program(
         "a size that overflowed to nearly 2^64",
         |bench| error(bench.stack("cuda+pool").allocate_bytes(u64::MAX - 3, bench.a)),
-        "out of memory for 16.00EiB on stream A in `cuda+pool`: no device has so much memory; check the size \
-         for an overflow: freeing memory would not help\n\
+        "out of memory for 16.00EiB on stream A of DEVICE in `cuda+pool`: no device has so much memory; \
+         check the size for an overflow: freeing memory would not help\n\
          \x20 request less at a time",
     ),
     program(

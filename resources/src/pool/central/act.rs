@@ -311,7 +311,8 @@ impl<R: DeviceMemoryResource> Central<R> {
     /// driver or upstream.
     pub(crate) fn reserve(&self, bytes: u64) -> Result<()> {
         let layout = Layout::new(bytes);
-        let too_large = || Error::request_too_large(layout, StreamRef::LEGACY);
+        let too_large =
+            || Error::request_too_large(layout, StreamRef::LEGACY).on_device(self.driver.device());
         let request = Request::new(layout).ok_or_else(too_large)?;
         self.serve(SlowRequest::new(request, request, false, StreamRef::LEGACY)).map(|_| ())
     }

@@ -360,8 +360,8 @@ impl<R: DeviceMemoryResource> Central<R> {
                 return Err(self.health.error().for_request(layout, stream));
             }
             let request = state.heaps.request(layout);
-            let request =
-                Request { shard, ..request.ok_or_else(|| Error::request_too_large(layout, stream))? };
+            let too_large = || Error::request_too_large(layout, stream).on_device(self.driver.device());
+            let request = Request { shard, ..request.ok_or_else(too_large)? };
             let owner = cell.map_or_else(|| state.owner_of(stream), |cell| cell.owner);
             match state.take_ready(owner, &request) {
                 None => state.slow_request(request, stream),
