@@ -10,6 +10,7 @@ use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::block_map::BlockEntry;
 use crate::heap::Heap;
+use crate::heap::chunk::Chunk;
 use crate::heap::request::Request;
 use crate::pool::heaps::{Heaps, LARGE};
 use crate::pool::oom_map;
@@ -267,10 +268,8 @@ impl Memory {
         for (_, arena) in heaps.shared.arenas.each() {
             let mut small = FxHashMap::default();
             for (_, chunk) in arena.heap.all_chunks().filter(|(_, chunk)| chunk.is_in_use()) {
-                let bytes = chunk.entry().map_or(0, BlockEntry::requested);
-                if bytes > 0 {
+                if let Some(live) = live_block(chunk) {
                     small.insert(chunk.addr, What::Block(self.blocks.len()));
-                    let live = LiveBlock { address: chunk.addr, bytes };
                     self.blocks.push(Block { live, whole: chunk.bytes });
                 }
             }
@@ -458,6 +457,12 @@ fn emptied(parts: &[Part], missing: u64) -> Option<Choice> {
     Some(Choice { bytes, what: parts.into_iter().flat_map(|part| part.what.iter().copied()).collect() })
 }
 
+/// Returns the small block that a chunk in use holds, unless it is in a thread's cache.
+fn live_block(chunk: &Chunk) -> Option<LiveBlock> {
+    let bytes = chunk.entry().map_or(0, BlockEntry::requested);
+    (bytes > 0).then_some(LiveBlock { address: chunk.addr, bytes })
+}
+
 /// Returns the blocks of a choice.
 fn blocks_of(heaps: &Heaps, memory: &Memory, choice: &Choice) -> Vec<LiveBlock> {
     let (mut blocks, mut spans) = (Vec::new(), FxHashSet::default());
@@ -471,11 +476,7 @@ fn blocks_of(heaps: &Heaps, memory: &Memory, choice: &Choice) -> Vec<LiveBlock> 
     for (_, arena) in heaps.shared.arenas.each() {
         for span in arena.heap.regions().iter().filter(|span| spans.contains(&span.base)) {
             let in_use = arena.heap.region_chunks(span).filter(|chunk| chunk.is_in_use());
-            let live = in_use.filter_map(|chunk| {
-                let bytes = chunk.entry().map_or(0, BlockEntry::requested);
-                (bytes > 0).then_some(LiveBlock { address: chunk.addr, bytes })
-            });
-            blocks.extend(live);
+            blocks.extend(in_use.filter_map(live_block));
         }
     }
     // A block may have several pieces.

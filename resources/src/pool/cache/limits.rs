@@ -80,6 +80,7 @@ mod tests {
     use millpond_driver::sim::{SimConfig, SimDevice};
 
     use super::*;
+    use crate::pool::heaps::Reclaim;
     use crate::{CudaMemoryResource, PoolLayer};
 
     #[test]
@@ -138,5 +139,29 @@ mod tests {
         assert_eq!(counted(), (1280, 6));
         [blocks[0], blocks[2]].into_iter().for_each(free);
         assert_eq!(counted(), (0, 8));
+    }
+
+    /// After many operations without growth, threads may cache a part of the free bytes.
+    #[test]
+    fn threads_cache_a_part_of_the_free_bytes_in_the_steady_state() {
+        let device = SimDevice::new(SimConfig::h200());
+        let pool = CudaMemoryResource::new(device).layer(PoolLayer::new()).expect("an empty pool");
+        let work = |bytes| {
+            let ptr = pool.allocate_bytes(bytes, StreamRef::LEGACY).expect("there is room");
+            // SAFETY: the block came from the pool with this size and is freed once.
+            unsafe { pool.deallocate_bytes(ptr, bytes, StreamRef::LEGACY) };
+        };
+        let free = 16 << 30;
+        work(free);
+        // This flushes the block from the thread's cache.
+        pool.central.with_heaps(|heaps| _ = heaps.reclaim(None, Reclaim::Large));
+        let cached_after = |operations| {
+            (0..operations / 2).for_each(|_| work(1024));
+            pool.central.with_heaps(|heaps| heaps.set_cache_limits());
+            pool.shared.limits.max_cached_bytes.load(Ordering::Relaxed)
+        };
+        assert_eq!(cached_after(STEADY_AFTER / 2), CACHED_BYTES / 4);
+        let cached = cached_after(STEADY_AFTER) * STEADY_SHARE;
+        assert!((free..free + (8 << 20)).contains(&cached), "{cached} bytes are free");
     }
 }

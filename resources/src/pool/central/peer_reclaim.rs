@@ -125,10 +125,11 @@ impl<R: DeviceMemoryResource> Central<R> {
 
 #[cfg(test)]
 mod tests {
+    use millpond_core::driver::{Driver, StreamFlags};
     use millpond_core::{DeviceMemoryResourceExt, DriverError};
     use std::sync::Arc;
 
-    use millpond_driver::sim::{SimConfig, SimDevice};
+    use millpond_driver::sim::{Access, SimConfig, SimDevice};
     use millpond_testkit::hooked::HookedDriver;
 
     use super::*;
@@ -246,5 +247,22 @@ mod tests {
             assert_eq!(device.driver_calls(), calls, "dropped: {is_dropped}");
             assert!(kept.is_none_or(|pool| pool.pool_bytes() >= 8 * MIB));
         }
+    }
+
+    /// More memory may come back after a wait only if streams own free blocks.
+    #[test]
+    fn free_blocks_of_a_busy_stream_are_pending() {
+        let device = SimDevice::new(SimConfig::with_capacity(64 * MIB));
+        let pool = CudaMemoryResource::new(device.clone()).layer(PoolLayer::new()).expect("an empty pool");
+        let stream = device.stream_create(StreamFlags::NON_BLOCKING).expect("a stream");
+        let ptr = pool.allocate_bytes(8 * MIB, stream).expect("there is room");
+        let is_pending = |how| pool.central.core().release(u64::MAX, how).has_pending;
+        assert!(!is_pending(CompletionCheck::No), "all is in use");
+        device.launch_for(stream, &[Access::write(ptr, 8 * MIB, 1)], 1_000_000_000);
+        // SAFETY: the block came from the pool with this size and is freed once.
+        unsafe { pool.deallocate_bytes(ptr, 8 * MIB, stream) };
+        assert!(is_pending(CompletionCheck::No) && is_pending(CompletionCheck::Ask));
+        assert!(!is_pending(CompletionCheck::Wait), "the work is done");
+        assert_eq!(pool.pool_bytes(), 0);
     }
 }

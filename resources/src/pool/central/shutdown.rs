@@ -101,3 +101,65 @@ impl<R: DeviceMemoryResource> Central<R> {
         self.core.note_return();
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::fmt::Debug;
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicU64, Ordering};
+
+    use millpond_core::DeviceMemoryResourceExt;
+    use millpond_driver::sim::{SimConfig, SimDevice};
+    use tracing::field::{Field, Visit};
+    use tracing::{Event, Subscriber};
+    use tracing_subscriber::layer::{Context, Layer, SubscriberExt};
+
+    use super::*;
+    use crate::{CudaMemoryResource, PagesMode, PoolLayer};
+
+    /// The bytes that dropped pools released after a reset, by their events.
+    #[derive(Clone, Default)]
+    struct Told(Arc<AtomicU64>);
+
+    impl Visit for Told {
+        fn record_u64(&mut self, field: &Field, value: u64) {
+            if field.name() == "bytes" {
+                self.0.fetch_add(value, Ordering::Relaxed);
+            }
+        }
+
+        fn record_debug(&mut self, _: &Field, _: &dyn Debug) {}
+    }
+
+    impl<S: Subscriber> Layer<S> for Told {
+        fn on_event(&self, event: &Event<'_>, _: Context<'_, S>) {
+            if event.metadata().file() == Some(file!()) {
+                event.record(&mut self.clone());
+            }
+        }
+    }
+
+    /// After a reset, a dropped pool tells how many bytes it released. Regions are lost with the context.
+    #[test]
+    fn only_after_a_reset_a_dropped_pool_tells_the_bytes_that_it_released() {
+        const BYTES: u64 = 64 << 20;
+        for (pages, is_reset, expected) in [
+            (PagesMode::On, true, BYTES),
+            (PagesMode::On, false, 0),
+            (PagesMode::Off, true, 0),
+            (PagesMode::Off, false, 0),
+        ] {
+            let told = Told::default();
+            tracing::subscriber::with_default(tracing_subscriber::registry().with(told.clone()), || {
+                let device = SimDevice::new(SimConfig::h200());
+                let cuda = CudaMemoryResource::new(device.clone());
+                let pool = cuda.layer(PoolLayer::new().pages(pages)).expect("an empty pool");
+                pool.allocate_bytes(BYTES, StreamRef::LEGACY).expect("there is room");
+                if is_reset {
+                    device.reset_context();
+                }
+            });
+            assert_eq!(told.0.load(Ordering::Relaxed), expected, "{pages}, reset: {is_reset}");
+        }
+    }
+}

@@ -7,7 +7,7 @@ use millpond_core::DeviceMemoryResourceExt;
 use millpond_core::driver::{Driver, StreamFlags};
 use millpond_core::{DriverError, Layout};
 use millpond_driver::CallKind;
-use millpond_driver::sim::{FaultPlan, SimConfig, SimDevice};
+use millpond_driver::sim::{Access, FaultPlan, SimConfig, SimDevice};
 
 use super::*;
 use crate::heap::request::Request;
@@ -260,4 +260,49 @@ fn free_blocks_that_do_not_serve_cost_few_locks() {
         assert!(setup.pool.pool_bytes() > held, "{pages}");
         assert!(locks <= most, "{pages}: {locks}");
     }
+}
+
+/// A reached event may not cover the blocks that its stream freed later. The same call asks about them, too.
+#[test]
+fn blocks_freed_after_the_last_record_are_asked_about_in_the_same_call() {
+    let setup = Setup::new(PagesMode::Off);
+    let [stream, _] = setup.streams;
+    let central = &setup.pool.central;
+    let blocks = [(); 2].map(|()| setup.take(64 * MIB, stream));
+    setup.device.launch_for(stream, &[Access::write(blocks[0], 64 * MIB, 1)], 1_000_000_000);
+    for ptr in blocks {
+        setup.give(ptr, 64 * MIB, stream);
+        central.flush_caches();
+        assert!(central.owned_free_bytes() >= 64 * MIB);
+        if ptr == blocks[0] {
+            central.collect_completed(None, false).expect("the device is there");
+            assert_eq!(central.owned_free_bytes(), 64 * MIB, "the stream is busy");
+        }
+    }
+    setup.device.advance(2_000_000_000);
+    central.collect_completed(None, false).expect("the device is there");
+    assert_eq!(central.owned_free_bytes(), 0);
+}
+
+/// If the caches held the blocks that could serve a request, their stream is asked after the flush, and the
+/// pool does not grow.
+#[test]
+fn other_streams_are_asked_about_flushed_blocks() {
+    let setup = Setup::new(PagesMode::Off);
+    let [first, second] = setup.streams;
+    let large = setup.take(4 * MIB, first);
+    setup.give(large, 4 * MIB, first);
+    setup.pool.central.flush_caches();
+    // The spans of small blocks come from the free block.
+    let blocks = [(); 60].map(|()| setup.take(64 << 10, first));
+    blocks.into_iter().for_each(|ptr| setup.give(ptr, 64 << 10, first));
+    let (before, could_serve) = {
+        let mut state = setup.pool.central.state.lock();
+        let taker = state.owner_of(second);
+        (state.ladder, state.others_could_serve(taker, &request(4 * MIB)))
+    };
+    assert!(!could_serve, "the blocks are cached");
+    assert_eq!(setup.take(4 * MIB, second), large);
+    let after = setup.pool.central.state.lock().ladder;
+    assert_eq!((after.completed, after.grow), (before.completed + 1, before.grow));
 }

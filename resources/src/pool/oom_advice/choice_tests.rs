@@ -286,3 +286,25 @@ fn the_free_ends_of_handles_are_what_no_block_covers() {
     unsafe { pool.deallocate_bytes(ptr, 5 * MIB, StreamRef::LEGACY) };
     assert_eq!(ends(), (0, 0, false), "the handle is free as a whole");
 }
+
+/// No caller can free a small block that a thread has in its cache, so a report does not name it.
+#[test]
+fn a_cached_block_is_not_in_the_way() {
+    let device = SimDevice::new(SimConfig::h200());
+    let pool = CudaMemoryResource::new(device).layer(PoolLayer::new()).expect("an empty pool");
+    let take = || pool.allocate_bytes(1000, StreamRef::LEGACY).expect("there is room");
+    let kept = take();
+    // More calls than the stream needs to have a cache.
+    for ptr in [(); 8].map(|()| take()) {
+        // SAFETY: the block came from the pool with this size and is freed once.
+        unsafe { pool.deallocate_bytes(ptr, 1000, StreamRef::LEGACY) };
+    }
+    let live = [LiveBlock { address: kept.address(), bytes: 1000 }];
+    pool.central.with_heaps(|heaps| {
+        let memory = Memory::of(heaps, None);
+        assert_eq!(memory.blocks.iter().map(|block| block.live).collect::<Vec<_>>(), live);
+        assert!(memory.rows.iter().flatten().any(|piece| piece.what == What::Fixed), "some are cached");
+        let spans = Choice { bytes: 0, what: memory.spans.keys().copied().map(What::Span).collect() };
+        assert_eq!(blocks_of(heaps, &memory, &spans), live);
+    });
+}

@@ -263,4 +263,17 @@ mod tests {
             assert_eq!(pages.heap(range).chunk(chunk).bytes, found, "{range:?}");
         }
     }
+
+    /// The pool counts a block as another stream's completed one only if it was unowned.
+    #[test]
+    fn a_block_of_the_stream_itself_was_not_unowned() {
+        let request = Request::new(millpond_core::Layout::new(4 << 20)).expect("not too large");
+        for (before, was_unowned) in [(1, false), (ANY_STREAM, true)] {
+            let mut pages = Pages::new(2 << 20, 1 << 30, u64::MAX, Policy::default());
+            pages.heap_mut(AddressRange::Large).add_region(1 << 40, 4 << 20, before, 0);
+            let whose = Whose::OwnOrUnowned { owner: 1, is_own_first: false };
+            let taken = pages.take_best(whose, &request).expect("the extent serves the request");
+            assert_eq!(taken.was_unowned, was_unowned);
+        }
+    }
 }
