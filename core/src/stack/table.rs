@@ -98,9 +98,7 @@ impl LayerTable {
             let known: Vec<&str> = self.entries.iter().map(|entry| entry.name).collect();
             let feature = if name == "logging" { " (enable millpond's feature `logging`)" } else { "" };
             let (all, meant) = (known.join(", "), did_you_mean(name, &known));
-            Error::invalid_stack(format!(
-                "there is no layer `{name}`{feature}; the layers are {all}{meant}"
-            ))
+            Error::invalid_stack(format!("there is no layer `{name}`{feature}; the layers are {all}{meant}"))
         })
     }
 }

@@ -8,11 +8,11 @@ use millpond::containers::{
     PrefetchTo, Stream, StreamAllocator, StreamPool, available_device_memory, percent_of_free_device_memory,
     prefetch,
 };
-use millpond::driver::sim::SimDevice;
+use millpond::driver::sim::{Access, SimDevice};
 use millpond::resources::{
     CudaMemoryResource, ManagedMemoryResource, PinnedHostMemoryResource, PoolMemoryResource, PoolOptions,
 };
-use millpond::{DeviceMemoryResourceExt, Driver, Error, Layout, Result, StreamRef};
+use millpond::{DeviceMemoryResourceExt, DevicePtr, Driver, Error, Layout, Result, StreamRef};
 use millpond_core::driver::{EventFlags, StreamFlags, call};
 use millpond_testkit::faults::{Act, Operation, Stage};
 
@@ -73,6 +73,10 @@ fn on_vec(
     act(move || body(&mut vec, &stage))
 }
 
+fn read_on_b(stage: &Stage, ptr: DevicePtr) {
+    stage.device().launch(stage.b(), &[Access::read(ptr, 4)]);
+}
+
 fn on_scalar(
     stage: &Stage,
     mut body: impl FnMut(&mut DeviceScalar<u32, Pool>, &Stage) -> Result<()> + 'static,
@@ -131,6 +135,9 @@ pub(crate) const OPERATIONS: &[Operation] = &[
             assert_eq!(copy.to_host::<u32>()?, VALUES);
             Ok(())
         })
+    }),
+    Operation::new("DeviceBuffer::use_on", |stage| {
+        on_buffer(stage, |buffer, stage| buffer.use_on(stage.b(), |ptr| Ok(read_on_b(stage, ptr))))
     }),
     Operation::new("DeviceBuffer::copy_from_host", |stage| {
         on_buffer(stage, |buffer, _| buffer.copy_from_host(&VALUES))
@@ -223,6 +230,9 @@ pub(crate) const OPERATIONS: &[Operation] = &[
     }),
     Operation::new("DeviceVec::copy_of", |stage| {
         on_vec(stage, |vec, stage| DeviceVec::copy_of(vec, stage.b(), cuda(stage)).map(drop))
+    }),
+    Operation::new("DeviceVec::use_on", |stage| {
+        on_vec(stage, |vec, stage| vec.use_on(stage.b(), |ptr| Ok(read_on_b(stage, ptr))))
     }),
     Operation::new("DeviceVec::from_buffer", |stage| {
         on_stage(stage, |stage| {
