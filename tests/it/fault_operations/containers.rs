@@ -73,8 +73,9 @@ fn on_vec(
     act(move || body(&mut vec, &stage))
 }
 
-fn read_on_b(stage: &Stage, ptr: DevicePtr) {
+fn read_on_b(stage: &Stage, ptr: DevicePtr) -> Result<()> {
     stage.device().launch(stage.b(), &[Access::read(ptr, 4)]);
+    Ok(())
 }
 
 fn on_scalar(
@@ -137,7 +138,7 @@ pub(crate) const OPERATIONS: &[Operation] = &[
         })
     }),
     Operation::new("DeviceBuffer::use_on", |stage| {
-        on_buffer(stage, |buffer, stage| buffer.use_on(stage.b(), |ptr| Ok(read_on_b(stage, ptr))))
+        on_buffer(stage, |buffer, stage| buffer.use_on(stage.b(), |ptr| read_on_b(stage, ptr)))
     }),
     Operation::new("DeviceBuffer::copy_from_host", |stage| {
         on_buffer(stage, |buffer, _| buffer.copy_from_host(&VALUES))
@@ -232,7 +233,7 @@ pub(crate) const OPERATIONS: &[Operation] = &[
         on_vec(stage, |vec, stage| DeviceVec::copy_of(vec, stage.b(), cuda(stage)).map(drop))
     }),
     Operation::new("DeviceVec::use_on", |stage| {
-        on_vec(stage, |vec, stage| vec.use_on(stage.b(), |ptr| Ok(read_on_b(stage, ptr))))
+        on_vec(stage, |vec, stage| vec.use_on(stage.b(), |ptr| read_on_b(stage, ptr)))
     }),
     Operation::new("DeviceVec::from_buffer", |stage| {
         on_stage(stage, |stage| {
