@@ -247,6 +247,27 @@ impl SimDevice {
         state.begin_capture(stream, mode).map_err(|refusal| refusal.named("cuStreamBeginCapture"))
     }
 
+    /// Returns the names of the driver calls that put work into the graph that the stream captures, in the
+    /// order of the calls. Events are not work. If the stream captures no graph, returns nothing.
+    ///
+    /// ```
+    /// use millpond_core::Driver;
+    /// use millpond_core::driver::{CaptureMode, StreamFlags};
+    /// use millpond_driver::sim::{SimConfig, SimDevice};
+    ///
+    /// let device = SimDevice::new(SimConfig::h200());
+    /// let (ptr, stream) = (device.mem_alloc(256)?, device.stream_create(StreamFlags::NON_BLOCKING)?);
+    /// device.begin_capture(stream, CaptureMode::Global)?;
+    /// // SAFETY: the memory has 256 bytes, and nothing else uses it.
+    /// unsafe { device.memset_d8_async(ptr, 0, 256, stream)? };
+    /// assert_eq!(device.captured_work(stream), ["cuMemsetD8Async"]);
+    /// device.end_capture(stream)?;
+    /// # Ok::<(), millpond_core::DriverError>(())
+    /// ```
+    pub fn captured_work(&self, stream: StreamRef) -> Vec<String> {
+        self.lock().captured_work(stream)
+    }
+
     /// Ends the capture that began on the stream (`cuStreamEndCapture`).
     ///
     /// # Errors

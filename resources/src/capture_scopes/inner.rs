@@ -163,7 +163,7 @@ impl<R: DeviceMemoryResource> Inner<R> {
         }
         let request = Request::new(layout).ok_or_else(|| Error::request_too_large(layout, stream))?.exact();
         if self.driver().health().is_lost() {
-            return Err(self.driver().health().error());
+            return Err(self.driver().health().error().on_device(self.driver().device()));
         }
         let _captures = CaptureModeGuard::relaxed(self.driver());
         let side = self.side_of(stream)?;
@@ -489,7 +489,7 @@ fn is_refusal(error: &Error) -> bool {
 impl<R: DeviceMemoryResource + Send + Sync> Host for Inner<R> {
     fn open(&self, scope: &Arc<Scope>, stream: StreamRef) -> Result<u64> {
         if self.driver().health().is_lost() {
-            return Err(self.driver().health().error());
+            return Err(self.driver().health().error().on_device(self.driver().device()));
         }
         let named = NamedStream::of(stream);
         let mut routes = self.routes.write();

@@ -135,7 +135,7 @@ impl Inner {
         let bytes = bytes.filter(|bytes| *bytes <= Layout::MOST_BYTES);
         let bytes = bytes.ok_or_else(|| Error::request_too_large(layout, stream))?;
         if self.driver.health().is_lost() {
-            return Err(self.driver.health().error());
+            return Err(self.driver.health().error().on_device(self.driver.device()));
         }
         let _captures = CaptureModeGuard::relaxed(&*self.driver);
         let base = if is_capturing(&*self.driver, stream)? {

@@ -8,8 +8,8 @@ use std::sync::{Arc, OnceLock};
 use millpond_core::driver::{DriverResult, StreamFlags, call};
 use millpond_core::stack::{LayerEntry, LayerKind};
 use millpond_core::{
-    DeviceMemoryResource, DevicePtr, Error, Layer, Layout, Result, StreamRef, debug_as_text, downcast,
-    forward_to_upstream,
+    DeviceMemoryResource, DevicePtr, Driver, Error, Layer, Layout, Result, StreamRef, debug_as_text,
+    downcast, forward_to_upstream,
 };
 
 /// A mistake of a layer that submits its own work.
@@ -20,20 +20,52 @@ pub enum WrongWork {
     SaysReady,
     /// The work runs on the layer's own stream, and no other stream is ordered after it.
     OnItsOwnStream,
+    /// The work runs on the legacy default stream, whatever the stream of the call.
+    OnTheLegacyStream,
     /// A freed block is cleared after it was passed on.
     AfterPassingOn,
+    /// A new block is cleared even if the stream captures a graph.
+    AllocatesInCaptures,
+    /// A freed block is cleared even if the stream captures a graph.
+    FreesInCaptures,
+    /// If a new block cannot be cleared, it never goes back to upstream.
+    KeepsFailed,
+    /// If a freed block cannot be cleared, it never goes back to upstream.
+    LosesFailed,
+    /// The errors of its work name no stack.
+    NamesNoStack,
+    /// Its driver calls do not record a lost device.
+    HidesLoss,
 }
 
 impl WrongWork {
     /// Every mistake.
-    pub const ALL: &'static [Self] = &[Self::SaysReady, Self::OnItsOwnStream, Self::AfterPassingOn];
+    pub const ALL: &'static [Self] = &[
+        Self::SaysReady,
+        Self::OnItsOwnStream,
+        Self::OnTheLegacyStream,
+        Self::AfterPassingOn,
+        Self::AllocatesInCaptures,
+        Self::FreesInCaptures,
+        Self::KeepsFailed,
+        Self::LosesFailed,
+        Self::NamesNoStack,
+        Self::HidesLoss,
+    ];
 
     /// Returns the mistake as in a stack's text: `zeroing:wrong=says_ready`.
     pub const fn name(self) -> &'static str {
         match self {
             Self::SaysReady => "says_ready",
             Self::OnItsOwnStream => "on_its_own_stream",
+            Self::OnTheLegacyStream => "on_the_legacy_stream",
             Self::AfterPassingOn => "after_passing_on",
+            Self::AllocatesInCaptures => "allocates_in_captures",
+            Self::FreesInCaptures => "frees_in_captures",
+            Self::KeepsFailed => "keeps_failed",
+            Self::LosesFailed => "loses_failed",
+            Self::NamesNoStack => "names_no_stack",
+            Self::HidesLoss => "hides_loss",
         }
     }
 }
@@ -76,24 +108,36 @@ pub struct ZeroingResource<R: DeviceMemoryResource> {
 }
 
 impl<R: DeviceMemoryResource> ZeroingResource<R> {
-    fn clear(&self, ptr: DevicePtr, layout: Layout, stream: StreamRef) -> Result<()> {
+    fn is(&self, wrong: WrongWork) -> bool {
+        self.wrong == Some(wrong)
+    }
+
+    /// Clears a block. `in_captures`: also while the stream captures a graph, which is a mistake.
+    fn clear(&self, ptr: DevicePtr, layout: Layout, stream: StreamRef, in_captures: bool) -> Result<()> {
         if ptr.is_null() || !self.upstream.accessibility().device {
             return Ok(());
         }
         let driver = &**self.driver();
         // The query fails on the legacy stream while a blocking stream captures.
-        if !matches!(call(driver, |driver| driver.stream_is_capturing(stream)), Ok(false)) {
+        if !in_captures && !matches!(call(driver, |driver| driver.stream_is_capturing(stream)), Ok(false)) {
             return Ok(());
         }
-        call(driver, |driver| {
+        let clear = |driver: &dyn Driver| {
             let stream = self.stream_of_work(stream)?;
             // SAFETY: the block is live, holds that many bytes, and is ordered for the call's stream.
             unsafe { driver.memset_d8_async(ptr, 0, layout.bytes(), stream) }
-        })
+        };
+        if self.is(WrongWork::HidesLoss) {
+            return clear(driver).map_err(|error| Error::from(error).on_device(driver.device()));
+        }
+        call(driver, clear)
     }
 
     fn stream_of_work(&self, stream: StreamRef) -> DriverResult<StreamRef> {
-        if self.wrong != Some(WrongWork::OnItsOwnStream) {
+        if self.is(WrongWork::OnTheLegacyStream) {
+            return Ok(StreamRef::LEGACY);
+        }
+        if !self.is(WrongWork::OnItsOwnStream) {
             return Ok(stream);
         }
         match self.own.get() {
@@ -115,24 +159,29 @@ where
 {
     fn allocate(&self, layout: Layout, stream: StreamRef) -> Result<DevicePtr> {
         let ptr = self.upstream.allocate(layout, stream).map_err(|error| error.in_stack(self))?;
-        self.clear(ptr, layout, stream).map(|()| ptr).map_err(|error| {
-            // SAFETY: the block was just allocated with this layout, and nothing uses it.
-            unsafe { self.upstream.deallocate(ptr, layout, stream) };
-            error.for_request(layout, stream).in_stack(self)
+        let cleared = self.clear(ptr, layout, stream, self.is(WrongWork::AllocatesInCaptures));
+        cleared.map(|()| ptr).map_err(|error| {
+            if !self.is(WrongWork::KeepsFailed) {
+                // SAFETY: the block was just allocated with this layout, and nothing uses it.
+                unsafe { self.upstream.deallocate(ptr, layout, stream) };
+            }
+            let error = error.for_request(layout, stream);
+            if self.is(WrongWork::NamesNoStack) { error } else { error.in_stack(self) }
         })
     }
 
     unsafe fn deallocate(&self, ptr: DevicePtr, layout: Layout, stream: StreamRef) {
-        let is_late = self.wrong == Some(WrongWork::AfterPassingOn);
+        let is_late = self.is(WrongWork::AfterPassingOn);
+        let clear = || self.clear(ptr, layout, stream, self.is(WrongWork::FreesInCaptures));
         // A block that could not be cleared is freed anyway.
-        if !is_late {
-            let _ = self.clear(ptr, layout, stream);
+        if !is_late && clear().is_err() && self.is(WrongWork::LosesFailed) {
+            return;
         }
         // SAFETY: the caller's promises hold for upstream, where the block came from; the work above is on
         // that stream.
         unsafe { self.upstream.deallocate(ptr, layout, stream) }
         if is_late {
-            let _ = self.clear(ptr, layout, stream);
+            let _ = clear();
         }
     }
 
@@ -142,7 +191,7 @@ where
 
     /// `true`, because the work is ordered only on the call's stream.
     fn is_stream_ordered(&self) -> bool {
-        self.wrong != Some(WrongWork::SaysReady) || self.upstream.is_stream_ordered()
+        !self.is(WrongWork::SaysReady) || self.upstream.is_stream_ordered()
     }
 
     forward_to_upstream!(except allocate, deallocate, is_equal, is_stream_ordered);

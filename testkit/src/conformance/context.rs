@@ -9,7 +9,7 @@ use millpond_core::driver::{
 use millpond_core::{
     Accessibility, AnyResource, DeviceMemoryResource, DevicePtr, Driver, DriverHandle, Layout, StreamRef,
 };
-use millpond_driver::sim::{Access, Schedule, SimConfig, SimDevice};
+use millpond_driver::sim::{Access, Schedule, SimConfig, SimDevice, ViolationKind};
 
 use super::Subject;
 use crate::Checked;
@@ -56,7 +56,11 @@ impl<'a> Context<'a> {
 
     /// Creates the body's own stream, independent of the legacy default stream.
     pub(super) fn stream(&self) -> OwnStream {
-        let stream = self.driver.stream_create(StreamFlags::NON_BLOCKING);
+        self.stream_with(StreamFlags::NON_BLOCKING)
+    }
+
+    pub(super) fn stream_with(&self, flags: StreamFlags) -> OwnStream {
+        let stream = self.driver.stream_create(flags);
         let stream = stream.unwrap_or_else(|error| panic!("cannot create a stream: {error}"));
         OwnStream { stream, driver: Arc::clone(&self.driver) }
     }
@@ -103,7 +107,7 @@ impl<'a> Context<'a> {
             return assert_eq!(self.used_bytes(), self.used_at_start, "bytes of the device at the end");
         };
         if let Some(violation) = sim.take_violations().first() {
-            panic!("{violation}");
+            panic!("{violation}{}", remedy(violation.kind));
         }
         if self.subject.shares_pools {
             trim_default_pools(sim).unwrap_or_else(|error| panic!("{error}"));
@@ -114,6 +118,18 @@ impl<'a> Context<'a> {
             "bytes and allocations left at the end"
         );
         assert_eq!((sim.live_events(), sim.live_streams()), (0, 0), "events and streams left at the end");
+    }
+}
+
+/// The remedy for a broken rule, if a layer's author usually needs one.
+fn remedy(kind: ViolationKind) -> &'static str {
+    match kind {
+        ViolationKind::StreamOrder | ViolationKind::TagMismatch => {
+            ". A layer submits its work to the stream of the call, before it passes a freed block on, and \
+             returns `true` from `is_stream_ordered`. A resource makes a stream wait for earlier uses of a \
+             block"
+        }
+        _ => "",
     }
 }
 

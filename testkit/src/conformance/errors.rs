@@ -13,6 +13,7 @@ bodies![
     a_huge_alignment_is_refused_or_served,
     errors_name_request_and_stack,
     an_error_changes_nothing,
+    an_impossible_request_frees_nothing,
     works_after_an_error,
     full_device_recovers,
     full_device_serves_another_stream,
@@ -147,6 +148,16 @@ fn an_error_changes_nothing(context: &Context<'_>) -> Outcome {
     };
     assert_eq!(in_use(resource.statistics()), in_use(statistics));
     resource.put(block);
+    Passed
+}
+
+/// Duty 4: no memory can serve such a request, so the free memory stays where it is.
+fn an_impossible_request_frees_nothing(context: &Context<'_>) -> Outcome {
+    let resource = context.build();
+    resource.put(resource.get(context.clip(8 << 20), S));
+    let device = context.used_bytes();
+    drop(refused(&resource, Layout::new(u64::MAX)));
+    assert_eq!(context.used_bytes(), device, "bytes of the device; see `Error::is_impossible`");
     Passed
 }
 

@@ -94,7 +94,11 @@ fn sticky_error_poisons(context: &Context<'_>) -> Outcome {
     sim.set_faults(FaultPlan::none()); // The driver recovers now; a real one would not.
     for bytes in [1, 1000, 1 << 20].map(|bytes| context.clip(bytes)) {
         let Err(error) = resource.allocate(Layout::new(bytes), S) else {
-            panic!("{bytes} bytes were served after poisoning")
+            panic!(
+                "{bytes} bytes were served although the device is lost; make each driver call through \
+                 `millpond::driver::call`, and fail with `driver.health().error()` if the health \
+                 `is_lost`"
+            )
         };
         assert_eq!(error.kind(), ErrorKind::Poisoned, "{error}");
     }

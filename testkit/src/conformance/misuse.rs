@@ -121,7 +121,7 @@ fn a_wrong_size_is_refused(context: &Context<'_>) -> Outcome {
 }
 
 /// The bytes and blocks that each layer counts as in use. If one layer refuses a free, no layer may count it.
-fn in_use(resource: &AnyResource) -> Vec<(String, Option<u64>, Option<[u64; 4]>)> {
+pub(super) fn in_use(resource: &AnyResource) -> Vec<(String, Option<u64>, Option<[u64; 4]>)> {
     let layers = resource.memory_report().layers.into_iter().map(|layer| {
         let counts = layer
             .statistics

@@ -24,9 +24,11 @@ macro_rules! bodies {
     };
 }
 
+mod captures;
 mod contents;
 mod context;
 pub mod driver;
+mod driver_calls;
 mod equality;
 mod errors;
 mod faults;
@@ -62,6 +64,7 @@ fn bodies() -> impl Iterator<Item = &'static Body> {
         requests::BODIES,
         contents::BODIES,
         streams::BODIES,
+        captures::BODIES,
         threads::BODIES,
         errors::BODIES,
         text::BODIES,
@@ -70,6 +73,7 @@ fn bodies() -> impl Iterator<Item = &'static Body> {
         statistics::BODIES,
         misuse::BODIES,
         faults::BODIES,
+        driver_calls::BODIES,
     ]
     .into_iter()
     .flatten()

@@ -1,5 +1,6 @@
 //! The outcomes of the tests.
 
+use std::collections::BTreeMap;
 use std::fmt;
 
 /// The outcome of one test.
@@ -24,7 +25,8 @@ pub struct Finding {
     pub outcome: Outcome,
 }
 
-/// The suite's findings for one subject. `Display` lists the tests that failed or were skipped.
+/// The suite's findings for one subject. `Display` lists the tests that failed or were skipped, and the
+/// methods of [`Subject`](super::Subject) that enable skipped tests.
 #[derive(Clone, Debug)]
 pub struct Report {
     subject: String,
@@ -36,7 +38,7 @@ impl Report {
         Self { subject: subject.to_owned(), findings }
     }
 
-    /// Returns whether no test failed.
+    /// Returns whether no test failed. [Skipped](Self::skipped) tests do not count.
     pub fn passed(&self) -> bool {
         self.failures().next().is_none()
     }
@@ -68,6 +70,20 @@ impl Report {
     }
 }
 
+impl Report {
+    /// The methods that enable skipped tests, and how many each enables. A reason names its method at its
+    /// end.
+    fn enabled_by(&self) -> BTreeMap<&'static str, usize> {
+        let mut methods = BTreeMap::new();
+        for (_, reason) in self.skipped() {
+            if let Some((_, method)) = reason.split_once("; see ") {
+                *methods.entry(method).or_default() += 1;
+            }
+        }
+        methods
+    }
+}
+
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (failed, skipped) = (self.failures().count(), self.skipped().count());
@@ -78,6 +94,9 @@ impl fmt::Display for Report {
         }
         for (body, reason) in self.skipped() {
             write!(f, "\n  {body} was skipped: {reason}")?;
+        }
+        for (method, bodies) in self.enabled_by() {
+            write!(f, "\n  to run {bodies} of the skipped tests, call `{method}`")?;
         }
         Ok(())
     }

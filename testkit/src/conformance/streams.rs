@@ -1,8 +1,11 @@
 //! Checks stream order, the promise behind the stream argument. On the simulated device, clocks and data tags
 //! decide. Elsewhere the bodies only check that the calls succeed.
 
+use std::sync::Arc;
+
 use millpond_core::{DeviceMemoryResource, Layout, StreamRef};
 use millpond_driver::sim::Access;
+use parking_lot::Mutex;
 
 use super::Outcome::{self, Passed, Skipped};
 use super::context::{Block, Context, OwnStream, Tested};
@@ -15,6 +18,7 @@ bodies![
     merged_blocks_are_ordered_for_a_third_stream,
     pending_work_is_not_overtaken,
     a_block_is_ready_where_the_resource_says,
+    a_free_block_needs_no_wait,
     stream_destroyed_after_its_frees,
     stream_handles_are_used_again,
     a_hundred_streams,
@@ -137,6 +141,31 @@ fn a_block_is_ready_where_the_resource_says(context: &Context<'_>) -> Outcome {
         unsafe { resource.deallocate(ptr, layout, freed_on) };
         assert_eq!(resource.is_stream_ordered(), is_stream_ordered, "the answer changed");
     }
+    Passed
+}
+
+/// A stream-ordered resource does not wait for the device if it has a free block. It may wait if its upstream
+/// takes each block from the driver.
+fn a_free_block_needs_no_wait(context: &Context<'_>) -> Outcome {
+    const TAKES: [&str; 5] =
+        ["cuMemAlloc", "cuMemAllocManaged", "cuMemHostAlloc", "cuMemFree", "cuMemFreeHost"];
+    const WAITS: [&str; 3] = ["cuStreamSynchronize", "cuEventSynchronize", "cuCtxSynchronize"];
+    let Some(sim) = &context.sim else { return Skipped("only the simulated device can check this") };
+    let resource = context.build();
+    if !resource.is_stream_ordered() {
+        return Passed;
+    }
+    let stream = context.stream();
+    let bytes = context.clip(1 << 20);
+    resource.put(resource.get(bytes, *stream));
+    let calls: Arc<Mutex<Vec<&'static str>>> = Arc::default();
+    let seen = Arc::clone(&calls);
+    sim.observe_calls(Some(Arc::new(move |call| seen.lock().push(call))));
+    resource.put(resource.get(bytes, *stream));
+    sim.observe_calls(None);
+    let calls = std::mem::take(&mut *calls.lock());
+    let makes = |any_of: &[&str]| calls.iter().any(|call| any_of.contains(call));
+    assert!(makes(&TAKES) || !makes(&WAITS), "a block was free, but the calls waited: {calls:?}");
     Passed
 }
 

@@ -207,8 +207,8 @@ pub(crate) const CAPTURES: &[Program] = &[
             assert!(pool.allocate_bytes(1000, bench.a).is_err());
             error(pool.allocate_bytes(1000, bench.a))
         },
-        "poisoned for 1000B on stream A in `cuda+pool`: after an earlier driver error, this process can no \
-         longer use the device; restart the process",
+        "poisoned for 1000B on stream A of DEVICE in `cuda+pool`: after an earlier driver error, this \
+         process can no longer use the device; restart the process",
     ),
     program(
         "a buffer is written after a reset of the context",

@@ -29,6 +29,7 @@ impl State {
             mode,
             origin: slot,
             streams: vec![self.member(slot)],
+            work: Vec::new(),
             broken_by: None,
         });
         Ok(())
@@ -62,6 +63,13 @@ impl State {
             return Err(Refusal::new(DriverError::STREAM_CAPTURE_UNJOINED, text));
         }
         Ok(())
+    }
+
+    /// The calls that put work into the graph that the stream captures.
+    pub(crate) fn captured_work(&self, stream: StreamRef) -> Vec<String> {
+        let own = self.names.slot(stream).and_then(|slot| self.captures.of(slot));
+        let capture = self.captures.live.iter().find(|capture| Some(capture.id) == own);
+        capture.map_or_else(Vec::new, |capture| capture.work.clone())
     }
 
     fn member(&self, slot: Slot) -> Member {
@@ -118,6 +126,7 @@ impl State {
             About::Nothing | About::Stream(_) => {}
         }
         if outcome == Outcome::Captured {
+            self.captures.add_work(own, call);
             return Ok(());
         }
         let me = this_thread();

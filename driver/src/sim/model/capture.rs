@@ -23,6 +23,8 @@ pub(crate) struct Capture {
     pub(crate) origin: Slot,
     /// All streams that belong to the capture.
     pub(crate) streams: Vec<Member>,
+    /// The calls that put work into the graph.
+    pub(crate) work: Vec<String>,
     /// The call that invalidated the capture.
     pub(crate) broken_by: Option<String>,
 }
@@ -109,6 +111,14 @@ impl Captures {
             any = true;
         }
         any
+    }
+
+    /// Records a call that puts work into a graph. An event is not work.
+    pub(crate) fn add_work(&mut self, id: Option<CaptureId>, call: &str) {
+        let capture = self.live.iter_mut().find(|capture| Some(capture.id) == id);
+        if let Some(capture) = capture.filter(|_| call != "cuEventRecord") {
+            capture.work.push(call.to_owned());
+        }
     }
 
     /// Removes all captures, because the context was reset.

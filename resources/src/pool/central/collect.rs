@@ -420,7 +420,7 @@ impl CentralCore {
     pub(crate) fn skip_stream(&self, donor: StreamId, error: DriverError) -> Result<()> {
         self.health.note(&error);
         if self.health.is_lost() {
-            return Err(Error::from(error));
+            return Err(Error::from(error).on_device(self.driver.device()));
         }
         if let Some((_, slot)) = self.state.lock().streams.find_mut(donor) {
             slot.recorded_epoch = None;

@@ -282,7 +282,12 @@ impl CentralCore {
     fn driver_error(&self, error: DriverError) -> Error {
         self.health.note(&error);
         self.trace_error(&error);
-        Error::from(error)
+        Error::from(error).on_device(self.driver.device())
+    }
+
+    /// The error of a call on the lost device.
+    fn lost_error(&self) -> Error {
+        self.health.error().on_device(self.driver.device())
     }
 }
 
@@ -357,7 +362,7 @@ impl<R: DeviceMemoryResource> Central<R> {
             }
             if self.health.is_lost() {
                 drop(state);
-                return Err(self.health.error().for_request(layout, stream));
+                return Err(self.lost_error().for_request(layout, stream));
             }
             let request = state.heaps.request(layout);
             let too_large = || Error::request_too_large(layout, stream).on_device(self.driver.device());

@@ -39,7 +39,7 @@ impl<R: DeviceMemoryResource> Central<R> {
     /// Gives a device access to the pool's memory, mapped now or later.
     pub(crate) fn add_peer(&self, device: DeviceId) -> Result<()> {
         if self.health.is_lost() {
-            return Err(self.health.error());
+            return Err(self.lost_error());
         }
         // This takes no turn, since the admission waits for the tasks of other calls.
         self.admit(&[device])

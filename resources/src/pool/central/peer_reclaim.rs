@@ -117,7 +117,7 @@ impl<R: DeviceMemoryResource> Central<R> {
         peer_reclaim.has_waited = true;
         let released = reclaim_from_peers(CompletionCheck::Wait);
         if self.health.is_lost() {
-            return Err(self.health.error());
+            return Err(self.lost_error());
         }
         Ok(released.bytes > 0 || returns.others_until(self.returns()))
     }

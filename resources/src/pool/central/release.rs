@@ -243,7 +243,7 @@ impl<R: DeviceMemoryResource> Central<R> {
         let _captures = CaptureModeGuard::relaxed(&*self.driver);
         let mut turn = self.turns.enter();
         if self.health.is_lost() {
-            return Err(self.health.error());
+            return Err(self.lost_error());
         }
         let excess = self.bytes_reserved().saturating_sub(keep_bytes);
         if excess == 0 {
