@@ -2,6 +2,11 @@
 
 use std::fmt;
 
+use millpond_core::format_bytes;
+
+/// The smallest limit in bytes that an error suggests: the usual one.
+const LEAST_MORE: u64 = 64 << 20;
+
 /// The memory left for the contents of a file, in bytes.
 ///
 /// Before a structure that grows with the file allocates bytes, it takes them from the budget.
@@ -9,19 +14,28 @@ use std::fmt;
 pub(crate) struct Budget {
     granted: u64,
     left: u64,
+    /// The memory that the user granted, and the size of the file, in bytes.
+    limits: (u64, u64),
 }
 
 /// The error if a file needs more memory than the granted amount.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Exceeded {
-    /// The granted memory, in bytes.
-    granted: u64,
+    /// The memory that the user granted, and the size of the file, in bytes.
+    limits: (u64, u64),
 }
 
 impl Budget {
     /// Returns a budget of `granted` bytes.
     pub(crate) fn new(granted: u64) -> Self {
-        Self { granted, left: granted }
+        Self { granted, left: granted, limits: (granted, 0) }
+    }
+
+    /// Returns the budget for a file of `size` bytes: `memory` bytes and the file's size. `overhead` bytes of
+    /// them are for buffers.
+    pub(crate) fn of_file(memory: u64, size: u64, overhead: u64) -> Self {
+        let budget = Self::new(memory.saturating_sub(overhead).saturating_add(size));
+        Self { limits: (memory, size), ..budget }
     }
 
     /// Takes the memory of an allocation, before the allocation is made.
@@ -35,7 +49,7 @@ impl Budget {
                 self.left = left;
                 Ok(())
             }
-            None => Err(Exceeded { granted: self.granted }),
+            None => Err(Exceeded { limits: self.limits }),
         }
     }
 
@@ -47,12 +61,18 @@ impl Budget {
 
 impl fmt::Display for Exceeded {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let granted = millpond_core::format_bytes(self.granted);
+        let (memory, size) = self.limits;
+        let [sum, granted, own, more] =
+            [memory.saturating_add(size), memory, size, memory.saturating_mul(16).max(LEAST_MORE)]
+                .map(format_bytes);
+        let limits = match size {
+            0 => format!("(--memory {granted})"),
+            _ => format!("(--memory {granted} and the file's {own})"),
+        };
         write!(
             f,
-            "needs more than {granted} of memory to import, which is the limit for a file of this size; if \
-             you trust the file, "
-        )?;
-        f.write_str("raise the limit with `import --memory 4GiB`")
+            "needs more than {sum} of memory to import {limits}; if you trust the file, raise the limit: \
+             --memory {more}"
+        )
     }
 }

@@ -11,6 +11,7 @@ use super::fixes::{free_earlier, less_fragmentation, less_rounding};
 use super::holders::{self, HOLDERS};
 use super::leak;
 use super::pinned;
+use super::private;
 use crate::recording::{EventKind, Id, Moment, Recording, Sums};
 
 const MIB: u64 = 1 << 20;
@@ -71,8 +72,14 @@ fn growth(recording: &Recording, sums: &Sums, peak: &Explained) -> Option<Diagno
         return None;
     }
     let (reserved, active) = (sums.peak_reserved_bytes?, peak.ledger.active_bytes);
-    let beyond = reserved.saturating_sub(active);
-    if (reserved as f64) < MUCH_RESERVED * active as f64 || active == 0 || beyond < LEAST_BEYOND {
+    // Graphs keep the memory of their pools, whatever the settings are.
+    let private = match recording.has_private_pools() {
+        true => private::free_bytes(&recording.moment(peak.ledger.event as usize)),
+        false => 0,
+    };
+    let needed = active.saturating_add(private);
+    let beyond = reserved.saturating_sub(needed);
+    if (reserved as f64) < MUCH_RESERVED * needed as f64 || active == 0 || beyond < LEAST_BEYOND {
         return None;
     }
     let mut sizes: Vec<u64> = Vec::new();

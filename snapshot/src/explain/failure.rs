@@ -7,10 +7,10 @@ use millpond_core::ByteSize;
 use millpond_engine::text::{number_of, readable_bytes};
 
 use super::explanation::{Diagnosis, Explained};
-use super::fixes::{keep_less, less_fragmentation, less_rounding, other_users, raise_limit, share_pools};
+use super::fixes::{keep_less, less_fragmentation, less_rounding, other_users, raise_limit, share_streams};
 use super::holders::{self, HOLDERS, Holder};
-use super::leak;
-use crate::peers::torch::model::DEFAULT_POOL;
+use super::leak::{self, Copying};
+use super::private::Private;
 use crate::peers::torch::settings::Settings;
 use crate::recording::{EventKind, Ledger, LiveBlock, Moment, Recording, Segment, Source};
 
@@ -106,6 +106,7 @@ fn pieces(ledger: &Ledger) -> String {
     let bytes = readable_bytes;
     match ledger.has_pieces() {
         false => format!("{} free in segments of the allocator", bytes(ledger.unused_bytes())),
+        true if ledger.unused_bytes() == 0 => "no piece was free".to_owned(),
         true => format!(
             "{} wholly free, {} pinned by live blocks; the largest free piece had {}",
             bytes(ledger.wholly_free_bytes),
@@ -210,6 +211,11 @@ fn does_not_fit(
         false => String::new(),
     };
     let grew = leak::growth(recording, LEAST_FREES);
+    let copying = grew.and_then(|_| Copying::of(recording));
+    let growth = match &copying {
+        Some(copying) => Some(copying.sentence()),
+        None => grew.map(|(first, last)| leak::rise(first, last)),
+    };
     let what = format!(
         "the program does not fit: with {} in use, {} were left in the allocator and on the device for a \
          request for {}{segment}: {} were missing{}",
@@ -217,9 +223,12 @@ fn does_not_fit(
         bytes(left),
         size_of_request(recording, wanted),
         bytes(short),
-        grew.map_or(String::new(), |(first, last)| format!("; {}", leak::rise(first, last)))
+        growth.map_or(String::new(), |growth| format!("; {growth}"))
     );
-    let fixes = savings(recording, explained, grew.is_some());
+    let mut fixes = savings(recording, explained, grew.is_some());
+    if let Some(copying) = copying {
+        fixes.insert(0, copying.fix());
+    }
     with_holders("does_not_fit", what, evidence, explained, fixes)
 }
 
@@ -314,11 +323,10 @@ fn unsplit(recording: &Recording, explained: &Explained, moment: &Moment, wanted
     let max_split = Settings::of(recording).ok()?.max_split;
     let failed = recording.event(explained.ledger.event as usize)?;
     let lane = recording.lane(failed);
-    let is_usual = |pool: Option<(u64, u64)>| pool.is_none_or(|pool| pool == DEFAULT_POOL);
     let forbids = |segment: &Segment| {
         segment.bytes >= wanted.max(max_split)
             && segment.lane.stream == lane.stream
-            && is_usual(segment.lane.pool)
+            && !segment.lane.is_private()
     };
     (wanted < max_split && wholly_free(moment).any(forbids)).then_some(max_split)
 }
@@ -368,6 +376,10 @@ fn other_pool(
 ) -> Diagnosis {
     let ledger = &explained.ledger;
     let is_one_piece = wanted <= ledger.largest_free_bytes;
+    if let Some(private) = Private::of(recording, moment, if is_one_piece { wanted } else { 1 }) {
+        let takers = takers(recording, explained, moment);
+        return private.diagnosis(recording, evidence, holders::by_stack(recording, &takers, HOLDERS));
+    }
     evidence.extend(pools(moment, if is_one_piece { wanted } else { 1 }));
     let is_of_others = are_of_others(recording, explained, moment, if is_one_piece { wanted } else { 1 });
     let probably = if is_of_others { "" } else { "probably " };
@@ -381,7 +393,7 @@ fn other_pool(
         let free = readable_bytes(ledger.wholly_free_bytes);
         format!("{free} were free in whole segments, but they {probably}belong to other pools or streams")
     };
-    let fixes = share_pools(recording, moment.segments().iter().any(is_private));
+    let fixes = share_streams(recording);
     Diagnosis {
         code: "other_pool",
         what,
@@ -396,11 +408,6 @@ fn other_pool(
     }
 }
 
-/// Returns whether a segment belongs to the pool of a graph.
-fn is_private(segment: &Segment) -> bool {
-    segment.lane.pool.is_some_and(|pool| pool != DEFAULT_POOL)
-}
-
 /// Returns whether the file shows segments with at least `bytes` free bytes, and all of them belong to other
 /// streams than the failed request, or to the pools of graphs.
 fn are_of_others(recording: &Recording, explained: &Explained, moment: &Moment, bytes: u64) -> bool {
@@ -410,7 +417,7 @@ fn are_of_others(recording: &Recording, explained: &Explained, moment: &Moment, 
         segment.bytes.saturating_sub(sum_of(moment.blocks_in(segment))) >= bytes && bytes > 0
     };
     let mut free = moment.segments().iter().filter(has_room).peekable();
-    free.peek().is_some() && free.all(|segment| segment.lane.stream != stream || is_private(segment))
+    free.peek().is_some() && free.all(|segment| segment.lane.stream != stream || segment.lane.is_private())
 }
 
 /// Returns the blocks of other streams in partly free segments. These blocks keep the free memory around them
@@ -465,7 +472,7 @@ fn fragmentation(
 }
 
 /// Returns the segments that hold no blocks.
-fn wholly_free(moment: &Moment) -> impl Iterator<Item = &Segment> {
+pub(super) fn wholly_free(moment: &Moment) -> impl Iterator<Item = &Segment> {
     moment.segments().iter().filter(|segment| moment.blocks_in(segment).is_empty())
 }
 

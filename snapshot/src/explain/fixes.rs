@@ -146,28 +146,42 @@ pub(super) fn raise_limit(recording: &Recording) -> String {
     .to_owned()
 }
 
-/// Returns the lines that let a request use the free memory of other pools and streams. `is_private` says
-/// whether a graph's pool has such memory.
-pub(super) fn share_pools(recording: &Recording, is_private: bool) -> Vec<String> {
-    let (share, flush) = match Allocator::of(recording) {
+/// Returns the lines that let a request use the free memory of other streams. Before PyTorch fails, it has
+/// returned all segments that are wholly free, so `empty_cache` would not help.
+pub(super) fn share_streams(recording: &Recording) -> Vec<String> {
+    let mut fixes = less_fragmentation(recording);
+    match Allocator::of(recording) {
+        Allocator::PyTorch => {}
+        Allocator::Millpond => {
+            fixes.push("call `trim` of the stack when a stream is no longer used".to_owned());
+        }
+        _ => fixes.push("release the free memory of streams that are no longer used".to_owned()),
+    }
+    fixes
+}
+
+/// Returns the lines that let a request use the free memory of private pools. `at` is the code line that
+/// captures graphs, if it is known.
+pub(super) fn share_pools(recording: &Recording, at: Option<&str>) -> Vec<String> {
+    let at = at.map_or(String::new(), |line| format!("at {line}: "));
+    let (how, drop) = match Allocator::of(recording) {
         Allocator::PyTorch => (
-            "share one graph pool among graphs that never run at the same time: \
-             torch.cuda.graph(graph, pool=other.pool())",
-            "call torch.cuda.empty_cache() when a stream is no longer used",
+            ": torch.cuda.graph(graph, pool=first.pool())",
+            " (`del graph`): a live graph keeps its pool, and empty_cache() does not help while it lives",
         ),
         Allocator::Millpond => (
-            "share one graph pool among graphs that never run at the same time; under PyTorch: \
-             torch.cuda.graph(graph, pool=other.pool())",
-            "call `trim` of the stack when a stream is no longer used",
+            "; under PyTorch: torch.cuda.graph(graph, pool=first.pool())",
+            ": a live graph keeps its pool, and `trim` does not help while it lives",
         ),
-        _ => (
-            "share one pool among graphs that never run at the same time",
-            "release the free memory of streams that are no longer used",
-        ),
+        _ => ("", ": a live graph keeps its pool"),
     };
-    let mut fixes = if is_private { vec![share.to_owned()] } else { less_fragmentation(recording) };
-    fixes.push(flush.to_owned());
-    fixes
+    vec![
+        format!("{at}share one pool among the graphs{how}"),
+        "graphs that share a pool must not run at the same time, and no graph's result may be needed after \
+         another graph replays: copy results that you keep"
+            .to_owned(),
+        format!("delete graphs that are no longer replayed{drop}"),
+    ]
 }
 
 /// Returns the lines that free memory earlier that waits for other streams.
@@ -217,7 +231,7 @@ mod tests {
     fn all(recording: &Recording) -> String {
         let mut all =
             [less_fragmentation(recording), less_rounding(recording), free_earlier(recording)].concat();
-        all.extend([true, false].iter().flat_map(|is_private| share_pools(recording, *is_private)));
+        all.extend([share_pools(recording, None), share_streams(recording)].concat());
         all.extend([raise_limit(recording), keep_less(recording).to_owned()]);
         all.join("; ")
     }

@@ -1,6 +1,6 @@
 //! Finds possible leaks: live memory that grows in each part of the recording.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 
 use millpond_engine::text::{number_of, readable_bytes};
 
@@ -27,6 +27,9 @@ const LEAST_EVENTS: usize = 20;
 
 /// Without phases, a leak makes up at least this share of the live bytes.
 const LEAST_SHARE: f64 = 0.25;
+
+/// With fewer copies than this, a tensor does not count as growing by copying.
+const LEAST_COPIES: usize = 8;
 
 /// The end of a sentence about a possible leak.
 pub(super) const POSSIBLY: &str = ": possibly a leak";
@@ -137,8 +140,10 @@ pub(super) fn growth(recording: &Recording, frees_of: u64) -> Option<(u64, u64)>
 /// loads data frees fewer blocks.
 fn by_part(recording: &Recording) -> Option<Diagnosis> {
     let (first, last) = growth(recording, 2)?;
-    let events = recording.len();
-    let since = FIRST_PARTS * events / PARTS;
+    if let Some(copying) = Copying::of(recording) {
+        return Some(copying.diagnosis());
+    }
+    let since = first_counted(recording);
     let moment = recording.moment(usize::MAX);
     let kept: Vec<&LiveBlock> = moment.blocks().iter().filter(|block| block.event >= since).collect();
     let parts = PARTS - FIRST_PARTS;
@@ -161,12 +166,84 @@ fn by_part(recording: &Recording) -> Option<Diagnosis> {
     })
 }
 
+/// Returns the number of the first event of the parts that count.
+fn first_counted(recording: &Recording) -> usize {
+    FIRST_PARTS * recording.len() / PARTS
+}
+
+/// A tensor that grows by copying: each block replaces a smaller one of the same call stack, as with
+/// `torch.cat`.
+pub(super) struct Copying {
+    /// The code line of the user that copies.
+    lead: String,
+    /// The sizes in bytes of the last copy and of the one before.
+    new: u64,
+    old: u64,
+}
+
+impl Copying {
+    /// Finds such a tensor among the blocks that are live at the end: the call stack with the most bytes has
+    /// a constant number of live blocks, and their sizes only grow.
+    pub(super) fn of(recording: &Recording) -> Option<Self> {
+        let since = first_counted(recording);
+        let (begin, end) = (recording.moment(since), recording.moment(usize::MAX));
+        let mut sums: BTreeMap<Id, u64> = BTreeMap::new();
+        for block in end.blocks().iter().filter(|block| block.event >= since) {
+            let sum = sums.entry(block.stack?).or_default();
+            *sum = sum.saturating_add(block.bytes);
+        }
+        let (stack, _) = sums.into_iter().max_by_key(|&(_, bytes)| bytes)?;
+        let live = |blocks: &[LiveBlock]| blocks.iter().filter(|block| block.stack == Some(stack)).count();
+        if live(end.blocks()) > live(begin.blocks()) + 1 {
+            return None;
+        }
+        let asks = |kind| matches!(kind, EventKind::Allocate | EventKind::AllocateFailure);
+        let later = recording.events().skip(since);
+        let asked = later.filter(|event| event.stack == Some(stack) && asks(event.kind));
+        let sizes: Vec<u64> = asked.map(|event| event.bytes).collect();
+        let new = *sizes.last().filter(|_| sizes.len() >= LEAST_COPIES && sizes.is_sorted())?;
+        let old = *sizes.iter().rev().find(|size| **size < new)?;
+        Some(Self { lead: recording.user_stack(stack).lead(recording.user_folder()), new, old })
+    }
+
+    /// Describes the growth.
+    pub(super) fn sentence(&self) -> String {
+        let Self { lead, new, old } = self;
+        format!(
+            "a tensor grows by copying ({lead}, by {} a step), and the old and the new one are live together \
+             ({} and {})",
+            readable_bytes(new - old),
+            readable_bytes(*old),
+            readable_bytes(*new)
+        )
+    }
+
+    /// Returns the change that helps.
+    pub(super) fn fix(&self) -> String {
+        format!("at {}: allocate the tensor's final length once, and write into a slice of it", self.lead)
+    }
+
+    fn diagnosis(&self) -> Diagnosis {
+        Diagnosis {
+            code: "grows_by_copying",
+            what: self.sentence(),
+            evidence: vec![
+                "the number of live blocks of this call stack is constant, and each new block is at least as \
+                 large as the one before"
+                    .to_owned(),
+            ],
+            holders: Vec::new(),
+            fixes: vec![self.fix()],
+        }
+    }
+}
+
 /// Describes the growth that [`growth`] found.
 pub(super) fn rise(first: u64, last: u64) -> String {
     format!(
-        "the least live memory rose from {} to {} over the last {} tenths of the file",
+        "the memory that stays live grew from {} to {} in the last {} % of the events",
         readable_bytes(first),
         readable_bytes(last),
-        PARTS - FIRST_PARTS
+        100 * (PARTS - FIRST_PARTS) / PARTS
     )
 }

@@ -13,6 +13,7 @@ mod fixes;
 mod holders;
 mod leak;
 mod pinned;
+mod private;
 mod settings;
 mod text;
 mod verdict;

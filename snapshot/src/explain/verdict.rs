@@ -5,7 +5,7 @@ use millpond_engine::text::{number_of, readable_bytes};
 use super::explanation::{Diagnosis, Explained, Occasion, Verdict};
 use super::failure::{BEYOND_ANY_DEVICE, size_of_request};
 use super::{leak, pinned};
-use crate::recording::{EventKind, Recording, Source, Sums};
+use crate::recording::{EventKind, Ledger, OVERLAPS, Recording, Source, Sums};
 
 /// Free memory of an allocator is a problem if it makes up at least this share of its reserved bytes.
 const MUCH_UNUSED: f64 = 0.2;
@@ -195,10 +195,12 @@ impl Case<'_> {
             (self.recording.has_sums_only(), self.recording.has_failures_only());
         // A file without a trace has the whole memory at the failed request.
         let is_partial = self.recording.begins_late() && !self.recording.lacks("no_trace");
-        let doubt = match (self.contradiction(), is_partial) {
-            (Some(_), _) => "; the file contradicts itself, so these figures may be wrong",
-            (None, true) => "; the file begins late, so the real figures may be higher",
-            (None, false) => "",
+        let overlaps = self.recording.unknowns().iter().find(|unknown| unknown.code == OVERLAPS);
+        let doubt = match (self.contradiction(), is_partial, overlaps) {
+            (Some(_), ..) => "; the file contradicts itself, so these figures may be wrong".to_owned(),
+            (None, true, _) => "; the file begins late, so the real figures may be higher".to_owned(),
+            (None, false, Some(overlaps)) => format!("; {}", overlaps.text),
+            (None, false, None) => String::new(),
         };
         let at = match has_sums_only {
             true => String::new(),
@@ -206,7 +208,7 @@ impl Case<'_> {
         };
         let live = match has_failures_only {
             true => String::new(),
-            false => format!(" with {} live", bytes(ledger.requested_bytes)),
+            false => format!(" with {} live", live(ledger)),
         };
         format!("out of memory: a request for {wanted}{asker} failed{at}{live}: {why}{doubt}")
     }
@@ -306,6 +308,15 @@ impl Case<'_> {
             "no problem of device memory: {figures}. The file does not tell about memory of the host: if the \
              program failed, give `explain` its error text"
         )
+    }
+}
+
+/// Returns the bytes of the live blocks, as the allocator counts them, and as the program requested them.
+fn live(ledger: &Ledger) -> String {
+    let (active, requested) = (readable_bytes(ledger.active_bytes), readable_bytes(ledger.requested_bytes));
+    match active == requested || !ledger.has_rounding() {
+        true => requested,
+        false => format!("{active} ({requested} requested)"),
     }
 }
 

@@ -79,7 +79,7 @@ pub fn open(path: &Path, options: &Options) -> Result<Recording, LogError> {
     read.map_err(|error| refused(&name, error.into()))?;
     if detect::found(&head) == Found::Sqlite {
         let mut budget = budget(size, options);
-        return finished(database(path, &name, options, &mut budget), &name);
+        return finished(database(path, &name, options, &mut budget), &name, options);
     }
     sized(name, Cursor::new(head).chain(file), size, options)
 }
@@ -113,18 +113,22 @@ pub fn is_minimalloc(head: &[u8]) -> bool {
 
 fn sized(name: String, raw: impl Read + Send, size: u64, options: &Options) -> Result<Recording, LogError> {
     let mut budget = budget(size, options);
-    finished(content(&name, raw, options, &mut budget), &name)
+    finished(content(&name, raw, options, &mut budget), &name, options)
 }
 
 /// Ends every import. No device has a number of 2^30 or more, so such a number counts as unknown.
-fn finished(read: Result<Recording, Refusal>, name: &str) -> Result<Recording, LogError> {
+/// If the file does not record its device, the request for a device is refused.
+fn finished(read: Result<Recording, Refusal>, name: &str, options: &Options) -> Result<Recording, LogError> {
     let mut recording = read.map_err(|error| refused(name, error))?;
+    if options.device.is_some() && recording.device.is_none() {
+        return Err(refused(name, Refusal::new("does not record its device: omit --device")));
+    }
     recording.device = recording.device.filter(|number| DeviceId::cuda(*number).ordinal() == *number);
     Ok(recording)
 }
 
 fn budget(size: u64, options: &Options) -> Budget {
-    Budget::new(options.memory.saturating_sub(OVERHEAD).saturating_add(size))
+    Budget::of_file(options.memory, size, OVERHEAD)
 }
 
 fn content(

@@ -36,7 +36,10 @@ impl fmt::Display for Bounds {
 
 /// Returns the bounds with CUDA's alignment; `None` if the sum of all sizes needs more than 64 bits.
 pub fn bounds(recording: &Recording) -> Option<Bounds> {
-    bounds_of(recording, ALLOCATION_ALIGNMENT).ok()
+    let bounds = bounds_of(recording, ALLOCATION_ALIGNMENT).ok()?;
+    // A graph uses its memory again at each replay, so no order of the host's calls lets others share it.
+    let host_order = if recording.has_private_pools() { bounds.stream_safe } else { bounds.host_order };
+    Some(Bounds { host_order, ..bounds })
 }
 
 /// The bytes that are live now, and the most bytes that were live so far.

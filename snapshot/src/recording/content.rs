@@ -27,7 +27,7 @@ const ENTRY_BYTES: usize = 32;
 const LATE: [&str; 3] = ["no_trace", "ring_wrapped", Flaws::BEGAN_LATE];
 
 /// The codes of gaps and contradictions that readers of the figures must know.
-const DOUBTS: [&str; 8] = [
+const DOUBTS: [&str; 9] = [
     "no_trace",
     "ring_wrapped",
     Flaws::BEGAN_LATE,
@@ -36,7 +36,11 @@ const DOUBTS: [&str; 8] = [
     Flaws::SIZE_MISMATCHES,
     Flaws::REST_MISSING,
     "other_device",
+    OVERLAPS,
 ];
+
+/// The code of live blocks that overlap, so that the addresses of the file are wrong.
+pub(crate) const OVERLAPS: &str = "overlaps";
 
 /// The codes of gaps that mean that allocations or frees of the program are missing.
 const INCOMPLETE: [&str; 5] =
@@ -323,6 +327,11 @@ impl Recording {
     /// Returns the thread, the stream and the pool of an event.
     pub fn lane(&self, event: &Event) -> Lane {
         self.lanes.values().get(event.lane as usize).copied().unwrap_or_default()
+    }
+
+    /// Returns whether some memory belongs to private pools, as the memory of CUDA graphs does.
+    pub(crate) fn has_private_pools(&self) -> bool {
+        self.lanes().iter().any(Lane::is_private)
     }
 
     /// Returns the rounded size of the block that the event with this number allocated, if the source records

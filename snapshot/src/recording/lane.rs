@@ -2,6 +2,8 @@
 
 use millpond_engine::log::StreamKey;
 
+use crate::peers::torch::model::DEFAULT_POOL;
+
 /// The thread, the stream and the pool of an event.
 ///
 /// ```
@@ -26,6 +28,11 @@ impl Default for Lane {
 }
 
 impl Lane {
+    /// Returns whether the memory belongs to a private pool, as the memory of CUDA graphs does.
+    pub(crate) fn is_private(&self) -> bool {
+        self.pool.is_some_and(|pool| pool != DEFAULT_POOL)
+    }
+
     /// Returns the stream. If each thread has its own such stream, also returns the thread.
     pub(super) fn own_stream(&self) -> (StreamKey, Option<u64>) {
         (self.stream, (self.stream == StreamKey::PerThread).then_some(self.thread))

@@ -36,5 +36,5 @@ pub(crate) use moment::Walk;
 pub use moment::{LiveBlock, Moment, Segment};
 pub use sums::Sums;
 
-pub(crate) use content::cut;
+pub(crate) use content::{OVERLAPS, cut};
 pub(crate) use notes::{text as note_text, word};

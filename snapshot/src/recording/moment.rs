@@ -150,6 +150,8 @@ impl<'a> Walk<'a> {
         round(&segments, &mut blocks, format == Source::PYTORCH);
         for at in 1..blocks.len() {
             let room = blocks[at].address - blocks[at - 1].address;
+            // Without segments, only the sizes are needed, and they stay right if the addresses are wrong.
+            let room = if segments.is_empty() { room.max(blocks[at - 1].bytes) } else { room };
             blocks[at - 1].rounded_bytes = blocks[at - 1].rounded_bytes.min(room);
         }
         Moment { event: self.next.saturating_sub(1), segments, blocks }

@@ -268,7 +268,7 @@ fn marks_without_end_are_refused() {
 fn memory_is_bounded_by_what_the_size_of_the_file_grants() {
     let many = |opcode: u8, count: usize| [&b"\x80\x04("[..], &vec![opcode; count], b"l."].concat();
     for opcode in [b']', b'}', b')', b'N'] {
-        refused(&many(opcode, 8 << 20), &["needs more than", "import --memory"]);
+        refused(&many(opcode, 8 << 20), &["needs more than", "raise the limit: --memory 1GiB"]);
         refused(&gzip(&many(opcode, 8 << 20)), &["needs more than"]);
     }
     refused(&gzip(&many(b'N', 1 << 20)), &["it holds a list"]);

@@ -108,6 +108,53 @@ fn of_a_log_of_several_devices_one_is_imported() {
 }
 
 #[test]
+fn a_device_that_a_file_does_not_record_is_refused() {
+    let options = Options::default().device(Some(7));
+    for text in [format!("{HEADER}1,0,allocate,0x100,7,0\n"), "id,lower,upper,size\na,0,10,4096\n".to_owned()]
+    {
+        let error = import::read("file", text.as_bytes(), &options).unwrap_err().to_string();
+        assert_eq!(error, "file: does not record its device: omit --device");
+    }
+}
+
+#[test]
+fn blocks_that_overlap_are_counted_by_their_sizes() {
+    // Each pointer is the end of its block.
+    let rows = [
+        "allocate,0x1100,4096",
+        "allocate,0x1200,256",
+        "free,0x1200,256",
+        "allocate,0x10000,8192",
+        "allocate failure,(nil),1024",
+    ];
+    let log: String = rows
+        .iter()
+        .map(|row| {
+            let (row, bytes) = row.rsplit_once(',').unwrap();
+            format!("1,0,{row},{bytes},0\n")
+        })
+        .collect();
+    let recording = imported(format!("{HEADER}{log}1,0,allocate,0x11000,8192,0\n").as_bytes());
+    let overlaps = recording.unknowns().iter().find(|unknown| unknown.code == "overlaps").unwrap();
+    assert_eq!(
+        overlaps.text,
+        "2 blocks overlap live blocks, the first at line 3: the file's pointers are not the starts of its \
+         blocks, or frees were logged late; all figures come from the sizes, not from the addresses"
+    );
+    let explanation = explain::explain(&recording, Some(1 << 30));
+    for moment in &explanation.moments {
+        assert_eq!(moment.ledger.active_bytes, moment.ledger.requested_bytes);
+    }
+    let sentence = &explanation.verdict.sentence;
+    assert!(sentence.contains(" with 12KiB live: 13KiB would have sufficed"), "{sentence}");
+    assert!(sentence.ends_with(&overlaps.text), "{sentence}");
+    // A block at the address of a freed one, or right after another one, overlaps nothing.
+    let rows = "1,0,allocate,0x100,256,0\n1,0,allocate,0x200,256,0\n1,0,free,0x100,256,0\n";
+    let recording = imported(format!("{HEADER}{rows}1,0,allocate,0x100,256,0\n").as_bytes());
+    assert!(!unknowns(&recording).contains(&"overlaps"));
+}
+
+#[test]
 fn a_simulated_device_is_none_of_the_same_number() {
     let header = HEADER.replace('\n', ",Device\n");
     let log = format!("{header}1,0,allocate,0x100,7,0,sim:3\n1,0,allocate,0x100,9,0,cuda:3\n");

@@ -152,7 +152,7 @@ fn memory_that_rises_in_each_part_may_be_a_leak_and_loading_is_none() {
     }
     let (code, sentence) = verdict(&log(&rows), None);
     assert_eq!(code, "leak");
-    let rose = "the least live memory rose from 240KiB to 720KiB over the last 7 tenths of the file";
+    let rose = "the memory that stays live grew from 240KiB to 720KiB in the last 70 % of the events";
     assert_eq!(sentence, format!("{rose}: possibly a leak"));
     let evidence = &explain(&log(&rows), None).diagnoses[0].evidence[1];
     assert_eq!(
