@@ -61,6 +61,13 @@ impl Program {
         self
     }
 
+    /// Returns the same program with another [summary](Self::summary): the summary also has the number of
+    /// private memory pools of the recorded program.
+    pub fn private_pools(mut self, pools: usize) -> Self {
+        self.summary.private_pools = pools;
+        self
+    }
+
     /// Returns the different pairs of thread and stream. [`Op::lane`] is an index into these pairs.
     pub fn lanes(&self) -> &[Lane] {
         &self.lanes

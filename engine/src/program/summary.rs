@@ -16,6 +16,9 @@ pub struct LogSummary {
     pub imported_from: Option<String>,
     /// The stack that models the allocator of the recorded program; `None` if the importer knows no model.
     pub recorded_with: Option<String>,
+    /// The number of private memory pools of the recorded program, for instance of CUDA graphs. A replay
+    /// merges them with the default pool, so it needs less memory than the program does.
+    pub private_pools: usize,
     /// The data that the file lacks, as the importer found out, in one sentence each.
     pub not_known: Vec<String>,
     /// The number of rows, without the header and without skipped rows.
@@ -73,6 +76,15 @@ pub struct LogSummary {
 }
 
 impl LogSummary {
+    /// Returns whether a request failed, and live memory grew until the end of the log although the program
+    /// freed at least half of its blocks. Another allocator only delays such a failure.
+    pub fn fails_by_growth(&self) -> bool {
+        // Each operation allocates or frees a block, and the blocks that are never freed are known.
+        self.failed_requests > 0
+            && self.live.grows()
+            && self.leaked_blocks.saturating_mul(3) <= self.operations
+    }
+
     /// Returns remarks for people who read the figures. Each remark is one line.
     pub fn notes(&self) -> Vec<String> {
         let first_skipped = self.first_skipped_row.as_deref().unwrap_or_default();

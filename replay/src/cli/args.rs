@@ -89,7 +89,8 @@ pub(crate) struct Cli {
           value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) repeat: u32,
 
-    /// Skip rows that cannot be read, and count them; if a log is truncated, replay the rows before its end
+    /// Skip rows that cannot be read, and count them. A log whose last row is incomplete is replayed without
+    /// that row even if this option is absent
     #[arg(long)]
     pub(crate) skip_bad_rows: bool,
 

@@ -73,7 +73,8 @@ pub(crate) struct BusyArgs {
     #[arg(long, short = 'f', value_enum, default_value_t, value_name = "FORMAT")]
     pub(crate) format: FormatArg,
 
-    /// Skip rows that cannot be read, and count them; if a log is truncated, replay the rows before its end
+    /// Skip rows that cannot be read, and count them. A log whose last row is incomplete is replayed without
+    /// that row even if this option is absent
     #[arg(long)]
     pub(crate) skip_bad_rows: bool,
 

@@ -57,9 +57,11 @@ fn program(name: &str, mut source: impl Read + Send, limits: Limits) -> millpond
     of_recording(&import::read(name, whole, &Options::default())?, limits)
 }
 
-/// Makes a program from a recording. Its summary also has the model of the recorded program's allocator.
+/// Makes a program from a recording. Its summary also has the model of the recorded program's allocator, and
+/// the number of its private pools.
 fn of_recording(recording: &Recording, limits: Limits) -> millpond_engine::Result<Program> {
-    Ok(recording.program(limits)?.recorded_with(peers::model_of(recording)))
+    let program = recording.program(limits)?.recorded_with(peers::model_of(recording));
+    Ok(program.private_pools(peers::private_pools(recording)))
 }
 
 /// Returns whether a file is imported. A file that is not imported is read as a log, row by row.

@@ -53,6 +53,10 @@ pub(super) fn of(comparison: &Comparison) -> Option<Advice<'_>> {
     if ran.is_empty() {
         return None;
     }
+    if comparison.log.private_pools > 0 {
+        let text = format!("note: {}.", tune::not_advised(comparison.log.private_pools));
+        return Some(Advice { text, stack: None });
+    }
     let served = ran.iter().copied().filter(|(_, figures)| !figures.failed_a_row());
     // Managed memory can serve more bytes than the device has, but it uses host memory for them, which is
     // much slower.
@@ -73,6 +77,8 @@ pub(super) fn of(comparison: &Comparison) -> Option<Advice<'_>> {
         let (spec, figures) = best;
         if log.failed_requests > 0 {
             (use_stack(comparison, best, plain(&ran)), Some(spec))
+        } else if let Some(rest) = &log.flaws.rest_missing {
+            (format!("record the whole log: {rest}"), None)
         } else if log.operations < SHORT_LOG {
             let count = counted(log.operations, "operation");
             (format!("record a longer log: this one has {count}, too few to tell stacks apart"), None)
@@ -89,7 +95,11 @@ pub(super) fn of(comparison: &Comparison) -> Option<Advice<'_>> {
     } else {
         (larger_device(comparison, &ran), None)
     };
-    Some(Advice { text: format!("what to do: {to_do}."), stack })
+    let growth = match log.fails_by_growth() {
+        true => format!("note: {}.\n", tune::only_delays(&log.file)),
+        false => String::new(),
+    };
+    Some(Advice { text: format!("{growth}what to do: {to_do}."), stack })
 }
 
 /// If a request had failed, returns the model of the program's present allocator with its peak, if it served

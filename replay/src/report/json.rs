@@ -9,7 +9,8 @@
 //!                               that the program had allocated before the log began), leaked_blocks,
 //!                               unknown_frees, skipped_rows, rest_missing, and more;
 //!                               imported_from, recorded_with (the model of the program's allocator, as a
-//!                               stack) and not_known[] if the file was imported
+//!                               stack), private_pools (of CUDA graphs: the replay merges them) and
+//!                               not_known[] if the file was imported
 //! thread_order, passes          how it was replayed
 //! stacks[]                      one for each stack, in the requested order
 //!   spec                        the stack as text

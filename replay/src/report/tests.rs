@@ -279,6 +279,16 @@ fn the_programs_own_allocator_is_kept_if_no_stack_needs_less() {
     }
 }
 
+#[test]
+fn a_log_with_private_pools_gets_no_stack() {
+    let pool: [Changed; 1] = [("cuda+pool", |_| ())];
+    let text = table_of_log(Format::Table, &pool, |log| log.private_pools = 5);
+    let note = "note: the file has 5 private pools (CUDA graphs), which a replay merges: no setting can be \
+                recommended. Share one graph pool: see `explain`.\n";
+    assert!(text.contains(note) && text.find(note) < text.find("| stack"), "{text}");
+    assert!(!text.contains("what to do") && !text.contains("use this one"), "{text}");
+}
+
 /// The pool of the driver is only a rough model, and plain CUDA waits for the device at each free.
 #[test]
 fn after_a_failure_many_calls_do_not_count_against_a_pool() {

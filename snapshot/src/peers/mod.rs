@@ -16,6 +16,7 @@ mod rmm_arena;
 mod rmm_pool;
 pub(crate) mod torch;
 
+use foldhash::HashSet;
 use millpond_core::stack::LayerEntry;
 
 use crate::recording::{Recording, Source};
@@ -35,6 +36,13 @@ pub fn model_of(recording: &Recording) -> Option<String> {
         }
         _ => None,
     }
+}
+
+/// Returns the number of private memory pools that the recorded program used, for instance of CUDA graphs. No
+/// model of a replay has such pools: the blocks of all pools share memory.
+pub fn private_pools(recording: &Recording) -> usize {
+    let pools = recording.lanes().iter().filter_map(|lane| lane.pool);
+    pools.filter(|pool| *pool != torch::model::DEFAULT_POOL).collect::<HashSet<_>>().len()
 }
 
 #[cfg(test)]

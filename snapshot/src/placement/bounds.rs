@@ -19,18 +19,24 @@ pub struct Bounds {
     pub stream_safe: u64,
 }
 
-impl fmt::Display for Bounds {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let both = [self.host_order, self.stream_safe];
-        let [host_order, apart] = both.map(|bytes| readable_among(bytes, &both));
+impl Bounds {
+    /// Returns the bounds as a text, with each size as `size` formats it.
+    pub(crate) fn text(&self, size: impl Fn(u64) -> String) -> String {
+        let [host_order, apart] = [self.host_order, self.stream_safe].map(size);
         match self.host_order == self.stream_safe {
-            true => write!(f, "{apart}"),
-            false => write!(
-                f,
+            true => apart,
+            false => format!(
                 "{apart} if streams share no memory, {host_order} if they share it in the order of the \
                  host's calls"
             ),
         }
+    }
+}
+
+impl fmt::Display for Bounds {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let both = [self.host_order, self.stream_safe];
+        f.write_str(&self.text(|bytes| readable_among(bytes, &both)))
     }
 }
 

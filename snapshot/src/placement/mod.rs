@@ -10,6 +10,7 @@ use millpond_core::ALLOCATION_ALIGNMENT;
 use millpond_planning::{Block, Fit, MinimallocCsv, Options, Plan, Problem, ProblemError};
 use serde::Serialize;
 
+use crate::peers;
 use crate::recording::{EventKind, Recording, Unknown};
 
 pub(crate) use bounds::bounds_of;
@@ -95,6 +96,9 @@ pub struct Placement {
     pub failed_requests: usize,
     /// The number of streams.
     pub streams: usize,
+    /// The number of private memory pools in the file, for instance of CUDA graphs. Their memory must stay
+    /// for the replays of the graphs, so streams cannot share it in the order of the host's calls.
+    pub private_pools: usize,
     /// The alignment of each block in bytes.
     pub alignment: u64,
     /// Whether streams share addresses.
@@ -177,6 +181,7 @@ impl Placement {
             blocks: problem.blocks().len(),
             failed_requests,
             streams: recording.stream_count(),
+            private_pools: peers::private_pools(recording),
             alignment,
             sharing: request.sharing,
             bound_host_order: bounds.host_order,

@@ -20,10 +20,17 @@ pub fn print(placement: &Placement, out: &mut impl Write) -> io::Result<()> {
         line("failed", format!("{requests}, each counted as a block that lives for an instant"))?;
     }
     let size = |bytes| size(placement, bytes);
-    line("least", format!("{}: the peak of live memory, in host order", size(bound_host_order)))?;
-    if streams > 1 {
-        let why = "if streams share no memory, because the file does not show how they are ordered";
-        line("", format!("{}: {why}", size(bound_stream_safe)))?;
+    if streams > 1 && placement.private_pools > 0 {
+        // A graph uses its memory again whenever it replays, and the file does not show when.
+        let pools = counted(placement.private_pools as u64, "private pool");
+        let why = format!("streams share no memory, because the file has {pools} (CUDA graphs)");
+        line("least", format!("{}: {why}", size(bound_stream_safe)))?;
+    } else {
+        line("least", format!("{}: the peak of live memory, in host order", size(bound_host_order)))?;
+        if streams > 1 {
+            let why = "if streams share no memory, because the file does not show how they are ordered";
+            line("", format!("{}: {why}", size(bound_stream_safe)))?;
+        }
     }
     if let Some(height) = placement.height {
         let ratio = if placement.bound == 0 { 1.0 } else { height as f64 / placement.bound as f64 };
@@ -115,5 +122,26 @@ mod tests {
             let answer = answer(&placement, capacity << 20, Answer::Impossible);
             assert!(answer.contains(told), "{answer}");
         }
+    }
+
+    #[test]
+    fn memory_of_graphs_is_not_shared_in_the_order_of_the_hosts_calls() {
+        let csv = "id,lower,upper,size\na,0,10,4096\nb,10,20,1024\n";
+        let recording = import::read("example", csv.as_bytes(), &Options::default()).unwrap();
+        let mut placement = Placement::of(&recording, &Request::new(Sharing::StreamSafe)).unwrap();
+        (placement.streams, placement.private_pools, placement.bound_stream_safe) = (2, 5, 5120);
+        let printed = |placement: &Placement| {
+            let mut out = Vec::new();
+            print(placement, &mut out).unwrap();
+            String::from_utf8(out).unwrap()
+        };
+        let text = printed(&placement);
+        assert!(
+            text.contains("least       5KiB: streams share no memory, because the file has 5 private"),
+            "{text}"
+        );
+        assert!(!text.contains("host order"), "{text}");
+        placement.private_pools = 0;
+        assert!(printed(&placement).contains("least       4KiB: the peak of live memory, in host order"));
     }
 }

@@ -20,14 +20,14 @@ use millpond_engine::{Error, Result};
 use serde::Serialize;
 
 use crate::fidelity::Fidelity;
-use crate::peers::torch::model::DEFAULT_POOL;
+use crate::peers;
 use crate::placement::{self, Bounds};
 use crate::recording::Recording;
 
 use attempt::{Attempts, MOST, PAGE, Stopped};
 pub use attempt::{Cost, Smallest, stalls};
 pub use candidates::{Candidate, Family};
-pub use text::print;
+pub use text::{not_advised, only_delays, print};
 
 /// The version of the JSON format.
 const VERSION: u32 = 1;
@@ -142,6 +142,14 @@ pub struct Tuned {
     pub bound_stream_safe: u64,
     /// How well the model predicts the file; `None` if PyTorch did not write it.
     pub fidelity: Option<Fidelity>,
+    /// The number of private memory pools in the file, for instance of CUDA graphs. The replays merge them,
+    /// so no candidate is the best if there are such pools.
+    pub private_pools: usize,
+    /// Whether a request failed after live memory had grown until the end of the file. Another allocator only
+    /// delays such a failure.
+    pub fails_by_growth: bool,
+    /// The size of the program's device, if the file has it.
+    pub device_bytes: Option<u64>,
     /// The available memory, if the request had a capacity.
     pub capacity: Option<u64>,
     /// The candidates, in the order of the trials.
@@ -189,6 +197,9 @@ pub fn tune(
         bound_host_order: host_order,
         bound_stream_safe: stream_safe,
         fidelity: Fidelity::of(recording, None).ok(),
+        private_pools: peers::private_pools(recording),
+        fails_by_growth: program.summary().fails_by_growth(),
+        device_bytes: recording.device_bytes(),
         capacity: request.capacity,
         tried: Vec::new(),
         best: None,
@@ -224,14 +235,24 @@ pub fn tune(
         }
         tuned.tried.push(tried);
     }
-    let is_own = |tried: &Tried| tried.candidate.family != Family::Millpond;
-    tuned.best = best_with_cache(&tuned.tried, request.capacity, is_own);
-    tuned.best_of_all = best_with_cache(&tuned.tried, request.capacity, |_| true);
-    let usual = usual(&tuned.tried);
-    tuned.best = tuned.best.map(|best| if_better(&tuned.tried, request.capacity, best, usual));
-    tuned.best_of_all =
-        tuned.best_of_all.map(|best| if_better(&tuned.tried, request.capacity, best, tuned.best));
+    if tuned.private_pools == 0 {
+        choose(&mut tuned);
+    }
     Ok(tuned)
+}
+
+/// Chooses the best candidates. A candidate that does not fit on the program's device is not chosen, unless
+/// the request has a capacity, which counts instead.
+fn choose(tuned: &mut Tuned) {
+    let (tried, capacity) = (&tuned.tried, tuned.capacity);
+    let most = tuned.device_bytes.filter(|_| capacity.is_none()).unwrap_or(u64::MAX);
+    let fits = |tried: &Tried| tried.smallest.as_ref().is_none_or(|smallest| smallest.bytes <= most);
+    let is_own = |tried: &Tried| fits(tried) && tried.candidate.family != Family::Millpond;
+    let usual = usual(tried).filter(|usual| fits(&tried[*usual]));
+    let best = best_with_cache(tried, capacity, is_own).map(|best| if_better(tried, capacity, best, usual));
+    let best_of_all =
+        best_with_cache(tried, capacity, fits).map(|of_all| if_better(tried, capacity, of_all, best));
+    (tuned.best, tuned.best_of_all) = (best, best_of_all);
 }
 
 fn wrong(recording: &Recording, why: &str) -> Error {
@@ -342,8 +363,7 @@ fn not_modelled(recording: &Recording) -> Vec<String> {
     let mut all = vec![
         "memory outside of the allocator, which must also fit: the CUDA context, NCCL, libraries".to_owned(),
     ];
-    let is_private = |pool: Option<(u64, u64)>| pool.is_some_and(|pool| pool != DEFAULT_POOL);
-    if recording.lanes().iter().any(|lane| is_private(lane.pool)) {
+    if peers::private_pools(recording) > 0 {
         all.push(
             "private pools (CUDA graphs): the replay places their blocks in the default pool".to_owned(),
         );

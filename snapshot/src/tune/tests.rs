@@ -6,6 +6,7 @@ use super::*;
 use crate::import;
 
 const MIB: u64 = 1 << 20;
+const GIB: u64 = 1 << 30;
 
 fn snapshot(name: &str) -> Recording {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/snapshots");
@@ -286,4 +287,78 @@ fn when_the_time_is_up_it_says_so() {
     let request = Request { capacity: Some(2 * MIB), time: Duration::ZERO };
     let short = tune(&snapshot("fragmented"), &request, &crate::layers(), &mut |_| ()).unwrap();
     assert!(printed(&short).contains("no allocator can serve this file in 2MiB"), "{}", printed(&short));
+}
+
+/// A replay merges the pools of graphs, so its figures are not those of the program.
+#[test]
+fn no_setting_is_the_best_for_a_file_with_private_pools() {
+    let mut found = tuned(&snapshot("graph"), None);
+    assert_eq!((found.private_pools, found.best, found.best_of_all), (1, None, None));
+    let text = printed(&found);
+    assert!(!text.contains("best:") && !text.contains("replayed:") && !text.contains("better,"), "{text}");
+    let reason = "the file has 1 private pool (CUDA graphs), which a replay merges: no setting can be \
+                  recommended. See `explain`\n";
+    assert!(text.find(reason) < text.find("\nsettings ") && text.contains(reason), "{text}");
+    assert!(text.contains("\nwith private pools, the model places "), "{text}");
+    assert!(text.contains("reserved); the replays below merge the pools\n"), "{text}");
+    (found.private_pools, found.bound_host_order, found.bound_stream_safe) = (5, 26 << 30, 43 << 30);
+    let text = printed(&found);
+    assert!(
+        text.contains("5 private pools") && text.contains("Share one graph pool: see `explain`"),
+        "{text}"
+    );
+    assert!(text.contains("any allocator needs at least 43GiB\n"), "{text}");
+}
+
+#[test]
+fn settings_that_need_more_than_the_programs_device_are_not_the_best() {
+    let mut found = tuned(&snapshot("fragmented"), None);
+    let least = found.bound_host_order;
+    found.device_bytes = Some(least - MIB);
+    choose(&mut found);
+    assert_eq!((found.best, found.best_of_all), (None, None));
+    let text = printed(&found);
+    let sentence = "no allocator makes this program fit on its device, which has 719MiB: it needs 720MiB\n";
+    assert!(text.contains(sentence) && !text.contains("best:"), "{text}");
+    found.device_bytes = Some(least);
+    choose(&mut found);
+    assert_eq!(found.best, None);
+    assert_eq!(found.best_of_all.map(|best| found.tried[best].candidate.stack.as_str()), Some("cuda+pool"));
+    assert!(printed(&found).contains("request on the program's device, which has 720MiB\n"));
+}
+
+#[test]
+fn sizes_that_differ_have_different_texts_above_the_table_and_in_it() {
+    let mut found = tuned(&snapshot("fragmented"), None);
+    found.tried[0].smallest.as_mut().unwrap().bytes = 143_104 * MIB;
+    (found.bound_host_order, found.bound_stream_safe) = (143_103 * MIB, 143_103 * MIB);
+    let text = printed(&found);
+    assert!(text.contains("any allocator needs at least 139.749GiB\n"), "{text}");
+    assert!(text.contains(" 139.750GiB "), "{text}");
+}
+
+#[test]
+fn a_capacity_leaves_a_named_rest_for_everything_else() {
+    let found = tuned(&snapshot("fragmented"), Some(GIB));
+    let smallest = found.tried[found.best_of_all.unwrap()].smallest.as_ref().unwrap().bytes;
+    let rest = format_bytes(GIB - smallest);
+    let sentence = format!("  fits only if everything else on the device needs at most {rest}\n");
+    assert!(printed(&found).contains(&sentence), "{}", printed(&found));
+}
+
+#[test]
+fn a_failure_by_growth_is_told_before_another_allocator() {
+    let row = |action: &str, block: u64| format!("1,00:00:00,{action},{:#x},1000000,0\n", (block + 1) << 24);
+    // Two of three blocks are freed.
+    let rows = (0..150).map(|block| match block % 3 {
+        0 => row("allocate", block),
+        _ => row("allocate", block) + &row("free", block),
+    });
+    let head = "Thread,Time,Action,Pointer,Size,Stream\n";
+    let log = format!("{head}{}{}", rows.collect::<String>(), row("allocate failure", 1 << 20));
+    let recording = import::read("grows", log.as_bytes(), &import::Options::default()).unwrap();
+    let text = printed(&tuned(&recording, None));
+    let caution = "live memory grows until the end of the file: another allocator only delays the failure; \
+                   see `explain grows`\n";
+    assert!(text.contains(caution) && text.find(caution) < text.find("best"), "{text}");
 }

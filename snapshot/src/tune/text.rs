@@ -26,18 +26,36 @@ pub fn print(tuned: &Tuned, out: &mut impl Write) -> io::Result<()> {
     let (allocations, streams) =
         (number_of(*allocations, "allocation"), number_of(*streams as u64, "stream"));
     writeln!(out, "{}: {}, {allocations}, {streams}", plain(file), plain(format))?;
-    let (host_order, stream_safe) = (tuned.bound_host_order, tuned.bound_stream_safe);
-    writeln!(out, "any allocator needs at least {}", Bounds { host_order, stream_safe })?;
+    let sizes = sizes(tuned);
+    writeln!(out, "any allocator needs at least {}", least(tuned, &sizes))?;
     if let Some(fidelity) = &tuned.fidelity {
         let (same, all) = (fidelity.same_address, fidelity.allocations);
-        writeln!(out, "the model places {same} of {} at PyTorch's addresses", number_of(all, "block"))?;
+        let placed = format!("the model places {same} of {} at PyTorch's addresses", number_of(all, "block"));
+        match tuned.private_pools {
+            0 => writeln!(out, "{placed}")?,
+            _ => {
+                let reserved = bytes_among(fidelity.peak_reserved, &sizes);
+                writeln!(
+                    out,
+                    "with private pools, {placed} ({reserved} reserved); the replays below merge the pools"
+                )?;
+            }
+        }
         if fidelity.lacks_limit && same < all {
             writeln!(out, "  {LACKS_LIMIT}")?;
         }
     }
+    if tuned.private_pools > 0 {
+        writeln!(out, "{}", not_advised(tuned.private_pools))?;
+    }
     writeln!(out)?;
-    table(tuned, out)?;
-    best(tuned, out)?;
+    table(tuned, &sizes, out)?;
+    if tuned.fails_by_growth {
+        writeln!(out, "{}", only_delays(&tuned.file))?;
+    }
+    if tuned.private_pools == 0 {
+        best(tuned, out)?;
+    }
     if tuned.pruned > 0 {
         let pruned = number_of(tuned.pruned as u64, "pair");
         writeln!(
@@ -54,6 +72,47 @@ pub fn print(tuned: &Tuned, out: &mut impl Write) -> io::Result<()> {
     }
     writeln!(out, "not modelled:")?;
     tuned.not_modelled.iter().try_for_each(|text| writeln!(out, "  {text}"))
+}
+
+/// Returns the reason why no settings can be recommended for a file with private pools.
+pub fn not_advised(private_pools: usize) -> String {
+    let pools = number_of(private_pools as u64, "private pool");
+    let share = match private_pools {
+        1 => "See `explain`",
+        _ => "Share one graph pool: see `explain`",
+    };
+    format!(
+        "the file has {pools} (CUDA graphs), which a replay merges: no setting can be recommended. {share}"
+    )
+}
+
+/// Returns the caution about a program that fails because its live memory grows.
+pub fn only_delays(file: &str) -> String {
+    let file = plain(file);
+    format!(
+        "live memory grows until the end of the file: another allocator only delays the failure; see \
+         `explain {file}`"
+    )
+}
+
+/// Returns all sizes that the text compares. Sizes that differ have different texts.
+fn sizes(tuned: &Tuned) -> Vec<u64> {
+    let smallest = |tried: &Tried| tried.smallest.as_ref().map(|smallest| smallest.bytes);
+    let of_rows = tuned.tried.iter().filter(|tried| !is_untried(tried));
+    let of_rows = of_rows.flat_map(|tried| smallest(tried).into_iter().chain(tried.peak_without_limit));
+    let bounds = [tuned.bound_host_order, tuned.bound_stream_safe];
+    of_rows.chain(bounds).chain(tuned.device_bytes).collect()
+}
+
+/// Returns the least memory that any allocator needs. Private pools never share memory in the order of the
+/// host's calls, because graphs replay later.
+fn least(tuned: &Tuned, sizes: &[u64]) -> String {
+    let (host_order, apart) = (tuned.bound_host_order, tuned.bound_stream_safe);
+    let size = |bytes| bytes_among(bytes, sizes);
+    if host_order == apart || tuned.private_pools > 0 {
+        return size(apart);
+    }
+    Bounds { host_order, stream_safe: apart }.text(size)
 }
 
 /// Returns the cells of a candidate's row.
@@ -97,7 +156,7 @@ fn is_untried(tried: &Tried) -> bool {
     tried.timed_out && tried.at_capacity.is_none() && tried.peak_without_limit.is_none()
 }
 
-fn table(tuned: &Tuned, out: &mut impl Write) -> io::Result<()> {
+fn table(tuned: &Tuned, sizes: &[u64], out: &mut impl Write) -> io::Result<()> {
     let mut head = vec!["settings"];
     if tuned.capacity.is_some() {
         head.push("fits");
@@ -109,11 +168,7 @@ fn table(tuned: &Tuned, out: &mut impl Write) -> io::Result<()> {
     head.extend(["stalls", "calls", "driver ms", "without limit"]);
     let mut rows: Vec<Vec<String>> = vec![head.into_iter().map(str::to_owned).collect()];
     let with_row = tuned.tried.iter().filter(|tried| !is_untried(tried));
-    let smallest = |tried: &Tried| tried.smallest.as_ref().map(|smallest| smallest.bytes);
-    let sizes =
-        with_row.clone().flat_map(|tried| smallest(tried).into_iter().chain(tried.peak_without_limit));
-    let sizes: Vec<u64> = sizes.collect();
-    rows.extend(with_row.map(|tried| row(tried, tuned, &sizes)));
+    rows.extend(with_row.map(|tried| row(tried, tuned, sizes)));
     let columns = rows[0].len();
     let widths: Vec<usize> =
         (0..columns).map(|at| rows.iter().map(|row| row[at].len()).max().unwrap_or(0)).collect();
@@ -141,7 +196,7 @@ fn best(tuned: &Tuned, out: &mut impl Write) -> io::Result<()> {
             true => writeln!(out, "best, but the file has only {allocations}, too few to be sure:")?,
             false => writeln!(out, "best:")?,
         }
-        one(best, tuned.bound_host_order, out)?;
+        one(best, tuned, out)?;
         if best.candidate.is_recorded {
             writeln!(
                 out,
@@ -156,7 +211,7 @@ fn best(tuned: &Tuned, out: &mut impl Write) -> io::Result<()> {
     }
     if let Some(number) = tuned.best_of_all.filter(|_| tuned.best_of_all != tuned.best) {
         writeln!(out, "better, with millpond as the framework's allocator:")?;
-        one(&tuned.tried[number], tuned.bound_host_order, out)?;
+        one(&tuned.tried[number], tuned, out)?;
         ties(tuned, number, |_| true, out)?;
     }
     Ok(())
@@ -173,7 +228,22 @@ fn none(tuned: &Tuned, out: &mut impl Write) -> io::Result<()> {
         }
         _ if tuned.timed_out => writeln!(out, "the search found no settings in the given time"),
         Some(capacity) => writeln!(out, "{settings} in {}", format_bytes(capacity)),
-        None => writeln!(out, "{settings}"),
+        None => match tuned.device_bytes {
+            Some(device) if device < tuned.bound_host_order => {
+                let sizes = sizes(tuned);
+                let [device, needs] =
+                    [device, tuned.bound_host_order].map(|bytes| bytes_among(bytes, &sizes));
+                writeln!(
+                    out,
+                    "no allocator makes this program fit on its device, which has {device}: it needs {needs}"
+                )
+            }
+            Some(device) => {
+                let device = bytes_among(device, &sizes(tuned));
+                writeln!(out, "{settings} on the program's device, which has {device}")
+            }
+            None => writeln!(out, "{settings}"),
+        },
     }
 }
 
@@ -184,7 +254,8 @@ fn against_recorded(tuned: &Tuned, best: &Tried, out: &mut impl Write) -> io::Re
     let Some(sizes) = recorded.and_then(smallest).zip(smallest(best)) else { return Ok(()) };
     let sizes = [sizes.0, sizes.1];
     let [now, then] = sizes.map(|bytes| bytes_among(bytes, &sizes));
-    writeln!(out, "  the file's settings need {now}, these need {then}")
+    let cost = if sizes[1] > sizes[0] { " and fewer stalls or calls" } else { "" };
+    writeln!(out, "  the file's settings need {now}, these need {then}{cost}")
 }
 
 /// Names the other candidates that need as little memory as the best one, and the figures that decided.
@@ -214,7 +285,8 @@ fn ties(tuned: &Tuned, best: usize, counts: impl Fn(&Tried) -> bool, out: &mut i
     Ok(())
 }
 
-fn one(best: &Tried, bound: u64, out: &mut impl Write) -> io::Result<()> {
+fn one(best: &Tried, tuned: &Tuned, out: &mut impl Write) -> io::Result<()> {
+    let bound = tuned.bound_host_order;
     writeln!(out, "  {}", best.line)?;
     for constraint in &best.candidate.constraints {
         writeln!(out, "  ({constraint})")?;
@@ -236,5 +308,12 @@ fn one(best: &Tried, bound: u64, out: &mut impl Write) -> io::Result<()> {
         out,
         "  replayed: every request is served with {}, and with {also}; {below}",
         size(smallest.bytes)
-    )
+    )?;
+    match tuned.capacity.and_then(|capacity| capacity.checked_sub(smallest.bytes)) {
+        Some(rest) => {
+            let rest = format_bytes(rest);
+            writeln!(out, "  fits only if everything else on the device needs at most {rest}")
+        }
+        None => Ok(()),
+    }
 }
