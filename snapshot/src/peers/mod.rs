@@ -41,8 +41,8 @@ pub fn model_of(recording: &Recording) -> Option<String> {
 /// Returns the number of private memory pools that the recorded program used, for instance of CUDA graphs. No
 /// model of a replay has such pools: the blocks of all pools share memory.
 pub fn private_pools(recording: &Recording) -> usize {
-    let pools = recording.lanes().iter().filter_map(|lane| lane.pool);
-    pools.filter(|pool| *pool != torch::model::DEFAULT_POOL).collect::<HashSet<_>>().len()
+    let lanes = recording.lanes().iter().filter(|lane| lane.is_private());
+    lanes.map(|lane| lane.pool).collect::<HashSet<_>>().len()
 }
 
 #[cfg(test)]
