@@ -153,8 +153,8 @@ fn content(
         Found::Rmm => csv::import(name, whole, options, budget),
         Found::Minimalloc => minimalloc::import(name, whole, budget),
         Found::Sqlite => Err(Refusal::new(
-            "is a SQLite database, which cannot be read from a pipe or from a compressed file; unpack it, \
-             and name the file",
+            "is a SQLite database, which can be read only from an uncompressed file, not from a pipe; pass \
+             the path of such a file",
         )),
         Found::Trace => trace::import(name, whole, options, budget),
         Found::Pprof => pprof::import(name, whole, options, budget),

@@ -226,7 +226,7 @@ fn a_view_and_a_damaged_database_are_refused() {
     let packed = zstd::encode_all(&whole[..], 1).unwrap();
     std::fs::write(&path, packed).unwrap();
     let error = import::open(&path, &Options::default()).unwrap_err().to_string();
-    assert!(error.contains("name the file"), "{error}");
+    assert!(error.contains("pass the path"), "{error}");
 }
 
 /// The first chain belongs to a call of this process, the second to another process with the same number.

@@ -60,10 +60,10 @@ fn ids_in_quotes_are_read_as_the_planner_reads_them() {
 #[test]
 fn bad_rows_are_named_with_their_lines() {
     for (row, expected) in [
-        ("a,1,x,5", "file:3: `x` is not a whole number; a last step is expected here"),
-        ("a,1,2,-5", "file:3: `-5` is not a whole number; a size in bytes is expected here"),
+        ("a,1,x,5", "file:3: the end of a buffer must be a whole number, not `x`"),
+        ("a,1,2,-5", "file:3: the size in bytes must be a whole number, not `-5`"),
         ("a,7,7,5", "file:3: the buffer's end, 7, must be after its begin, 7"),
-        ("a,1", "file:3: `` is not a whole number; a last step is expected here"),
+        ("a,1", "file:3: the end of a buffer must be a whole number, not ``"),
         ("a,1,2,18446744073709551615", "together exceed 64 bits"),
     ] {
         let error = read(format!("id,lower,upper,size\na,0,9,1\n{row}\n").as_bytes()).unwrap_err();
@@ -77,7 +77,7 @@ fn bad_rows_are_named_with_their_lines() {
     let lines = "\u{feff}id,lower,upper,size\r\n\r\na,0,9,1\r\n \r\nb,x,9,1";
     assert_eq!(
         read(lines.as_bytes()).unwrap_err(),
-        "file:5: `x` is not a whole number; a first step is expected here"
+        "file:5: the begin of a buffer must be a whole number, not `x`"
     );
 }
 

@@ -123,20 +123,21 @@ impl Rows<'_> {
             let number = text.parse::<u64>();
             number.map_err(|_| {
                 let text = text.escape_debug();
-                Refusal::new(format!("`{text}` is not a whole number; {what} is expected here"))
+                Refusal::new(format!("{what} must be a whole number, not `{text}`"))
             })
         };
         let optional = |place: Option<usize>, what: &str| match place {
             Some(place) if !cell(place).is_empty() => value(place, what).map(Some),
             _ => Ok(None),
         };
-        let (lower, end) = (value(columns.lower, "a first step")?, value(columns.upper, "a last step")?);
+        let (lower, end) =
+            (value(columns.lower, "the begin of a buffer")?, value(columns.upper, "the end of a buffer")?);
         let upper = end.checked_add(u64::from(columns.is_inclusive)).filter(|&upper| lower < upper);
         let upper = upper.ok_or_else(|| {
             Refusal::new(format!("the buffer's end, {end}, must be after its begin, {lower}"))
         })?;
-        let bytes = value(columns.size, "a size in bytes")?;
-        let alignment = optional(columns.alignment, "an alignment in bytes")?.unwrap_or(1).max(1);
+        let bytes = value(columns.size, "the size in bytes")?;
+        let alignment = optional(columns.alignment, "the alignment in bytes")?.unwrap_or(1).max(1);
         if !alignment.is_power_of_two() {
             return Err(Refusal::new(format!("the alignment {alignment} is not a power of two")));
         }
