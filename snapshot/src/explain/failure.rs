@@ -328,7 +328,7 @@ fn unsplit(recording: &Recording, explained: &Explained, moment: &Moment, wanted
             && segment.lane.stream == lane.stream
             && !segment.lane.is_private()
     };
-    (wanted < max_split && wholly_free(moment).any(forbids)).then_some(max_split)
+    (wanted < max_split && moment.wholly_free_segments().any(forbids)).then_some(max_split)
 }
 
 /// Explains a failed request for which `max_split_size` forbade the use of a free segment.
@@ -471,16 +471,11 @@ fn fragmentation(
     }
 }
 
-/// Returns the segments that hold no blocks.
-pub(super) fn wholly_free(moment: &Moment) -> impl Iterator<Item = &Segment> {
-    moment.segments().iter().filter(|segment| moment.blocks_in(segment).is_empty())
-}
-
 /// Returns the free segments as blocks. Each one has the call stack of the request for which the allocator
 /// reserved the segment.
 fn takers(recording: &Recording, explained: &Explained, moment: &Moment) -> Vec<LiveBlock> {
     let mut free: HashMap<u64, &Segment> =
-        wholly_free(moment).map(|segment| (segment.address, segment)).collect();
+        moment.wholly_free_segments().map(|segment| (segment.address, segment)).collect();
     let takes = |kind| matches!(kind, EventKind::SegmentAllocate | EventKind::SegmentMap);
     let mut takers = Vec::new();
     for at in (0..explained.ledger.event as usize).rev() {
@@ -507,7 +502,8 @@ fn takers(recording: &Recording, explained: &Explained, moment: &Moment) -> Vec<
 
 /// Lists free memory that would have sufficed, by pool and stream.
 fn pools(moment: &Moment, wanted: u64) -> Vec<String> {
-    let mut lines: Vec<String> = wholly_free(moment)
+    let mut lines: Vec<String> = moment
+        .wholly_free_segments()
         .filter(|segment| segment.bytes >= wanted)
         .map(|segment| {
             let lane = segment.lane;

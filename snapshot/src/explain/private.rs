@@ -5,7 +5,6 @@ use std::collections::BTreeMap;
 use millpond_engine::text::{number_of, readable_bytes};
 
 use super::explanation::Diagnosis;
-use super::failure::wholly_free;
 use super::fixes::share_pools;
 use super::holders::Holder;
 use crate::recording::{Moment, Recording};
@@ -19,7 +18,7 @@ pub(super) struct Private {
 impl Private {
     /// Returns the pools if all wholly free segments with at least `least` bytes belong to private pools.
     pub(super) fn of(recording: &Recording, moment: &Moment, least: u64) -> Option<Self> {
-        let has_room = || wholly_free(moment).filter(|segment| segment.bytes >= least);
+        let has_room = || moment.wholly_free_segments().filter(|segment| segment.bytes >= least);
         let mut pools = BTreeMap::new();
         for segment in has_room() {
             let pool = segment.lane.pool.filter(|_| segment.lane.is_private())?;

@@ -170,6 +170,11 @@ impl Moment {
         &self.segments
     }
 
+    /// Returns the segments that hold no blocks.
+    pub(crate) fn wholly_free_segments(&self) -> impl Iterator<Item = &Segment> {
+        self.segments().iter().filter(|segment| self.blocks_in(segment).is_empty())
+    }
+
     /// Returns the blocks, in the order of addresses.
     pub fn blocks(&self) -> &[LiveBlock] {
         &self.blocks

@@ -289,7 +289,7 @@ fn when_the_time_is_up_it_says_so() {
     assert!(printed(&short).contains("no allocator can serve this file in 2MiB"), "{}", printed(&short));
 }
 
-/// A replay merges the pools of graphs, so its figures are not those of the program.
+/// A replay merges the pools of graphs, so the program has other figures.
 #[test]
 fn no_setting_is_the_best_for_a_file_with_private_pools() {
     let mut found = tuned(&snapshot("graph"), None);
