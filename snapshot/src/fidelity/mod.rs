@@ -14,8 +14,9 @@ use millpond_engine::log::StreamKey;
 use rustc_hash::FxHashMap;
 use serde::Serialize;
 
-use crate::peers::torch::model::{DEFAULT_POOL, Request, Torch};
+use crate::peers::torch::model::{Request, Torch};
 use crate::peers::torch::settings::Settings;
+use crate::recording::DEFAULT_POOL;
 use crate::recording::{Event, EventKind, Recording, Segment};
 use memory::{ELSEWHERE, RESERVATION, Recorded, is_given_back};
 

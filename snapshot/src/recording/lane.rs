@@ -2,7 +2,8 @@
 
 use millpond_engine::log::StreamKey;
 
-use crate::peers::torch::model::DEFAULT_POOL;
+/// PyTorch's default pool. It serves all requests outside of private pools.
+pub(crate) const DEFAULT_POOL: (u64, u64) = (0, 0);
 
 /// The thread, the stream and the pool of an event.
 ///

@@ -29,6 +29,7 @@ pub use crate::frames::Frame;
 pub use check::StateCheck;
 pub use content::{Clock, Recording, Source, Unknown};
 pub use event::{Event, EventKind, Id};
+pub(crate) use lane::DEFAULT_POOL;
 pub use lane::Lane;
 pub use ledger::Ledger;
 pub use lives::Life;

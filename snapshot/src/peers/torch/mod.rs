@@ -11,8 +11,9 @@ use millpond_core::stack::{LayerEntry, LayerKind};
 use millpond_core::{AnyResource, ByteSize, Driver, DriverHandle, Result, StreamRef};
 
 use super::resource::{Model, Peer};
+use crate::recording::DEFAULT_POOL;
 use memory::{DriverMemory, Taken};
-use model::{DEFAULT_POOL, Memory, Request, Torch};
+use model::{Memory, Request, Torch};
 use settings::Settings;
 
 /// Builds `torch` from text.

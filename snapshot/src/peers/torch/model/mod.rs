@@ -11,6 +11,7 @@ use std::collections::BTreeSet;
 use rustc_hash::FxHashMap;
 
 use super::settings::Settings;
+use crate::recording::DEFAULT_POOL;
 
 const MIB: u64 = 1 << 20;
 
@@ -22,9 +23,6 @@ const SMALLEST: u64 = 512;
 
 /// The value that stands for no block.
 const NONE: u32 = u32::MAX;
-
-/// PyTorch's default pool. It serves all requests outside of private pools.
-pub(crate) const DEFAULT_POOL: (u64, u64) = (0, 0);
 
 /// Where segments come from: a driver, or the segments of a recording. Sizes are in bytes.
 pub(crate) trait Memory {
