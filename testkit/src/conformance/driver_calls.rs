@@ -10,6 +10,7 @@ use millpond_driver::sim::{FaultPlan, SimDevice};
 use super::Outcome::{self, Passed, Skipped};
 use super::context::{Block, Context, OwnStream, Tested};
 use super::misuse::in_use;
+use crate::faults::FREES;
 use crate::misuse_recorder;
 
 bodies![
@@ -28,19 +29,9 @@ enum Step {
     Deallocate,
 }
 
-/// If one of these calls fails, the object that it returns or destroys may be left, or may be in use.
-const RETURNS: [CallKind; 10] = [
-    CallKind::MemFree,
-    CallKind::MemFreeAsync,
-    CallKind::MemFreeHost,
-    CallKind::MemRelease,
-    CallKind::MemUnmap,
-    CallKind::MemAddressFree,
-    CallKind::MemPool,
-    CallKind::EventDestroy,
-    CallKind::StreamDestroy,
-    CallKind::Synchronize,
-];
+/// If one of these calls fails, or a call that [frees](FREES) memory, an object may be left, or may be in use.
+const ENDS: [CallKind; 4] =
+    [CallKind::MemPool, CallKind::EventDestroy, CallKind::StreamDestroy, CallKind::Synchronize];
 
 /// A resource on its own device, and the step in which one of its driver calls failed.
 struct Ran<'a> {
@@ -90,7 +81,7 @@ fn run<'a>(
     let failed = CallKind::ALL.into_iter().find(|kind| sim.failed_calls(*kind) > 0);
     let (what, may_keep) = (
         format!("`{}` of {step:?} failed with code {code}", failed.map_or("nothing", CallKind::name)),
-        failed.is_some_and(|kind| RETURNS.contains(&kind)),
+        failed.is_some_and(|kind| FREES.contains(&kind) || ENDS.contains(&kind)),
     );
     if !sim.is_lost() {
         sim.set_faults(FaultPlan::none());

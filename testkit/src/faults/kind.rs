@@ -3,7 +3,18 @@
 use std::fmt;
 
 use millpond_core::DriverError;
+use millpond_driver::CallKind;
 use millpond_driver::sim::FaultPlan;
+
+/// If one of these calls fails, memory may be left.
+pub(crate) const FREES: [CallKind; 6] = [
+    CallKind::MemFree,
+    CallKind::MemFreeAsync,
+    CallKind::MemFreeHost,
+    CallKind::MemRelease,
+    CallKind::MemUnmap,
+    CallKind::MemAddressFree,
+];
 
 /// A way in which a driver call fails.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -20,6 +20,7 @@ mod operation;
 mod stack;
 
 pub use failure::Failure;
+pub(crate) use kind::FREES;
 pub use kind::{FaultKind, KINDS};
 pub use operation::{Act, Operation, Prepare, Stage, exhaust_operation};
 pub use stack::{Ways, count_calls, exhaust};

@@ -23,7 +23,7 @@ use millpond_driver::CallKind;
 use millpond_driver::sim::{FaultPlan, Schedule, SimConfig, SimDevice, SimMachine, Violation, ViolationKind};
 
 use super::failure::Failure;
-use super::kind::{FaultKind, KINDS};
+use super::kind::{FREES, FaultKind, KINDS};
 use crate::{misuse_recorder, text_of};
 
 const CAPACITY: u64 = 256 << 20;
@@ -296,7 +296,9 @@ impl Run {
         let is_persistent = self.fault.is_some_and(|fault| fault.kind.persistent);
         Failed {
             // The second attempt destroys a driver pool.
-            frees: failed(&FREES) + if is_persistent { failed(&[CallKind::MemPool]) } else { 0 },
+            frees: failed(&FREES)
+                + failed(&ENDS)
+                + if is_persistent { failed(&[CallKind::MemPool]) } else { 0 },
             pages: failed(&[CallKind::MemUnmap, CallKind::MemRelease]),
             waits: failed(&[CallKind::StreamSynchronize, CallKind::EventSynchronize]),
             device_waits: failed(&[CallKind::Synchronize]),
@@ -364,17 +366,8 @@ fn at_most(what: &str, left: usize, explained: u64) {
 /// The number of address ranges that a pool reserves.
 const RESERVATIONS: u64 = 3;
 
-/// If one of these calls fails, memory may be left.
-const FREES: [CallKind; 8] = [
-    CallKind::MemFree,
-    CallKind::MemFreeAsync,
-    CallKind::MemFreeHost,
-    CallKind::MemRelease,
-    CallKind::MemUnmap,
-    CallKind::MemAddressFree,
-    CallKind::MemHostRegister,
-    CallKind::Ipc,
-];
+/// These kinds include the calls that end a registration or close a handle, so memory may be left, too.
+const ENDS: [CallKind; 2] = [CallKind::MemHostRegister, CallKind::Ipc];
 
 /// Tests that [`exhaust_operation`] finds the mistakes that it should find.
 #[cfg(test)]

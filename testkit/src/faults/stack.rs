@@ -22,7 +22,7 @@ use millpond_driver::{CallKind, CountingDriver};
 use parking_lot::Mutex;
 
 use super::failure::Failure;
-use super::kind::{FaultKind, KINDS};
+use super::kind::{FREES, FaultKind, KINDS};
 use crate::conformance::Subject;
 use crate::{Checked, misuse_recorder, text_of};
 
@@ -327,16 +327,6 @@ const PAGE: u64 = 2 << 20;
 
 /// The number of address ranges that a pool reserves.
 const RESERVATIONS: u64 = 3;
-
-/// If one of these calls fails, memory may be left.
-const FREES: [CallKind; 6] = [
-    CallKind::MemFree,
-    CallKind::MemFreeAsync,
-    CallKind::MemFreeHost,
-    CallKind::MemRelease,
-    CallKind::MemUnmap,
-    CallKind::MemAddressFree,
-];
 
 fn put_all(resource: &Tested, blocks: &mut Vec<Block>) {
     for block in blocks.drain(..) {

@@ -84,12 +84,9 @@ impl Before {
 
     /// Adds a live block, and counts it if it overlaps another one. A block at the same address is replaced.
     fn add_span(&mut self, address: u64, bytes: u64, line: u64) {
-        let reaches = |(&start, &bytes): (&u64, &u64)| start.saturating_add(bytes) > address;
-        let end = address.saturating_add(bytes);
-        let is_into = self.spans.range(..address).next_back().is_some_and(reaches);
-        let next = address.saturating_add(1);
-        let is_over = next < end && self.spans.range(next..end).next().is_some();
-        if bytes > 0 && (is_into || is_over) {
+        let mut below = self.spans.range(..address.saturating_add(bytes)).rev();
+        let last = below.find(|(start, _)| **start != address);
+        if bytes > 0 && last.is_some_and(|(start, bytes)| start.saturating_add(*bytes) > address) {
             if self.overlaps.count == 0 {
                 self.overlaps.line = line;
             }
