@@ -29,7 +29,7 @@ enum Step {
     Deallocate,
 }
 
-/// If one of these calls fails, or a call that [frees](FREES) memory, an object may be left, or may be in use.
+/// If one of these calls fails, or one of [`FREES`], an object may be left, or may be in use.
 const ENDS: [CallKind; 4] =
     [CallKind::MemPool, CallKind::EventDestroy, CallKind::StreamDestroy, CallKind::Synchronize];
 
