@@ -65,7 +65,7 @@ impl<S: tracing::Subscriber> tracing_subscriber::Layer<S> for Heard {
 
 fn heard(body: impl FnOnce()) -> String {
     let heard = Heard::default();
-    tracing::subscriber::with_default(tracing_subscriber::registry().with(heard.clone()), body);
+    millpond_testkit::events::heard_by(tracing_subscriber::registry().with(heard.clone()), body);
     let lines = heard.0.lock().unwrap();
     lines.join("\n")
 }

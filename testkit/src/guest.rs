@@ -273,5 +273,5 @@ impl tracing::Subscriber for Listener {
 
 /// Lets the current thread's guest act at millpond's events, until the returned value is dropped.
 pub fn listen() -> tracing::subscriber::DefaultGuard {
-    tracing::subscriber::set_default(Listener { heard: AtomicU64::new(0) })
+    crate::events::hear(Listener { heard: AtomicU64::new(0) })
 }

@@ -16,6 +16,7 @@
 //! | [`Several`] | several resources of one device behind one, so that they compete for the device's memory |
 //! | [`shadow`] | the plain model of an allocator, for comparison |
 //! | [`layer_docs`] | the options of layers as documentation pages, made from their entries |
+//! | [`events`] | hears millpond's `tracing` events in a test |
 //! | [`own_process`] | runs a test in its own process |
 //! | [`size`] | how much a test does: enough in a run of all tests, and more in a nightly run |
 //! | [`misuse_recorder`] | records the refused calls of the current thread |
@@ -28,6 +29,7 @@ pub mod canary;
 pub mod captured;
 mod checked;
 pub mod conformance;
+pub mod events;
 pub mod faults;
 pub mod guest;
 pub mod hooked;

@@ -238,7 +238,7 @@ fn issue_29_a_free_that_is_left_to_a_call_that_panics_is_not_lost() {
 fn a_free_that_is_left_and_panics_is_no_panic_of_the_call_inside_and_loses_no_other() {
     for at_end in [false, true] {
         let events = Events::default();
-        tracing::subscriber::with_default(events.clone(), || frees_that_are_left(at_end));
+        millpond_testkit::events::heard_by(events.clone(), || frees_that_are_left(at_end));
         let told = events.text();
         assert_eq!(told.matches("millpond::thread_safe panic=the free is wrong").count(), 1, "{told}");
     }

@@ -118,7 +118,7 @@ fn a_block_that_went_back_behind_its_back_is_replaced() {
 fn a_block_that_is_handed_out_again_is_reported_as_lost() {
     for stacks in [Stacks::Off, Stacks::On] {
         let events = Events::default();
-        tracing::subscriber::with_default(events.clone(), || {
+        millpond_testkit::events::heard_by(events.clone(), || {
             let (upstream, handle) = mock();
             let resource = TrackingResourceAdaptor::new(upstream, stacks);
             (0..2).for_each(|_| handle.answer_next(DevicePtr::new(0x9000)));
@@ -249,7 +249,7 @@ fn everything_else_is_the_upstreams() {
 #[test]
 fn leaks_are_reported_at_drop_and_nothing_else_is() {
     let events = Events::default();
-    let text = tracing::subscriber::with_default(events.clone(), || {
+    let text = millpond_testkit::events::heard_by(events.clone(), || {
         drop(adaptor());
         assert_eq!(events.text(), "");
         let (resource, _handle) = adaptor();

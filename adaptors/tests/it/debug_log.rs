@@ -50,7 +50,7 @@ impl Subscriber for Starts {
 /// Starts the debug log while the thread has a subscriber that starts it, too.
 fn init_beside_a_subscriber() {
     let starts = Arc::new(AtomicBool::new(false));
-    tracing::subscriber::with_default(Starts(Arc::clone(&starts)), || {
+    millpond_testkit::events::heard_by(Starts(Arc::clone(&starts)), || {
         starts.store(true, Ordering::SeqCst);
         debug_log::init().unwrap();
     });

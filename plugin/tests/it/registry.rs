@@ -266,7 +266,7 @@ mod warnings {
 
     pub(crate) fn of(body: impl FnOnce()) -> usize {
         let count = Arc::new(AtomicUsize::new(0));
-        tracing::subscriber::with_default(Counter(Arc::clone(&count)), body);
+        millpond_testkit::events::heard_by(Counter(Arc::clone(&count)), body);
         count.load(Ordering::SeqCst)
     }
 }

@@ -218,7 +218,7 @@ fn a_subscriber_may_use_the_pool_that_reports_to_it() {
     each_use("a subscriber", |pages, foreign| {
         let device = SimDevice::new(SimConfig::with_capacity(64 * MIB));
         let subscriber = tracing_subscriber::registry().with(Subscribes(foreign.clone()));
-        tracing::subscriber::with_default(subscriber, || {
+        millpond_testkit::events::heard_by(subscriber, || {
             let stack = CudaMemoryResource::new(device.clone()).layer(PoolLayer::new().pages(pages));
             run_over(&device, stack.expect("an empty pool").into_any(), &foreign);
         });
@@ -249,7 +249,7 @@ fn a_subscriber_may_make_steps_of_the_decay() {
         let any: AnyResource = pool.clone();
         take_and_give(&any, 32 * MIB);
         pool.decay_step(Duration::ZERO).expect("the device is there");
-        let released: u64 = tracing::subscriber::with_default(subscriber, || {
+        let released: u64 = millpond_testkit::events::heard_by(subscriber, || {
             (1..100).map(|seconds| pool.decay_step(Duration::from_secs(seconds)).expect("it is there")).sum()
         });
         assert!(released >= 16 * MIB && steps.load(Ordering::Relaxed) > 0, "{released}");

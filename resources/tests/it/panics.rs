@@ -4,7 +4,7 @@
 use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Once, OnceLock};
+use std::sync::{Arc, Once};
 
 use millpond_core::driver::{Driver, StreamFlags};
 use millpond_core::stack::{LayerTable, StackSpec};
@@ -243,12 +243,7 @@ fn use_with_work(stack: &AnyResource, device: &SimDevice, streams: [StreamRef; 2
 #[test]
 fn a_panic_of_the_driver_or_of_a_subscriber_costs_the_call_alone() {
     hide_panics_on_purpose();
-    // With a single subscriber in the process, `tracing` asks the subscriber of the first thread that reaches
-    // an event. That thread may have none, and the event would count only from some round on. With two
-    // subscribers it asks both.
-    static SECOND: OnceLock<tracing::Dispatch> = OnceLock::new();
-    SECOND.get_or_init(|| tracing::Dispatch::new(Subscriber));
-    let _events = tracing::subscriber::set_default(Subscriber);
+    let _events = millpond_testkit::events::hear(Subscriber);
     for text in LAYERS {
         let mut stacks = vec![text.to_string()];
         if text.starts_with("pool") {

@@ -55,7 +55,7 @@ impl tracing::Subscriber for Panics {
 
 /// Runs a call in which a subscriber panics at an event with this text.
 fn panics_at<T>(text: &'static str, call: impl FnOnce() -> T) {
-    let _events = tracing::subscriber::set_default(Panics);
+    let _events = millpond_testkit::events::hear(Panics);
     let before = PANICS.get();
     PANICS_AT.set(Some(text));
     let done = catch_unwind(AssertUnwindSafe(call));

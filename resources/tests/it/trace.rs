@@ -90,7 +90,7 @@ impl Collector {
     fn of(work: impl FnOnce(&Self)) {
         let collector = Self::default();
         let subscriber = tracing_subscriber::registry().with(collector.clone());
-        tracing::subscriber::with_default(subscriber, || work(&collector));
+        millpond_testkit::events::heard_by(subscriber, || work(&collector));
     }
 }
 

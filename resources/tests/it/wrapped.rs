@@ -83,7 +83,7 @@ fn issue_9_a_wrapper_below_the_pool_is_said_to_cost_its_pages() {
     let device = SimDevice::new(SimConfig::h200());
     let cuda = || CudaMemoryResource::new(device.clone());
     let wrapped = || Wrapper(cuda());
-    tracing::subscriber::with_default(Arc::clone(&events), || {
+    millpond_testkit::events::heard_by(Arc::clone(&events), || {
         let plain = cuda().layer(PoolLayer::new()).unwrap();
         assert!(plain.maps_pages());
         let off = wrapped().layer(PoolLayer::new().pages(PagesMode::Off)).unwrap();

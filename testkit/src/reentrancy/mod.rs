@@ -183,7 +183,7 @@ fn run(build: &Arc<Build>, probe: &Probe) -> Result<()> {
     let observer = probe.clone();
     device.observe_calls(Some(Arc::new(move |name| observer.call(name))));
     probe.on_this_thread(|| {
-        tracing::subscriber::with_default(hooks::ProbeSubscriber, || scenario::run(stack, probe));
+        crate::events::heard_by(hooks::ProbeSubscriber, || scenario::run(stack, probe));
     });
     // The last handles are dropped here, when no layer is left to call back.
     device.observe_calls(None);

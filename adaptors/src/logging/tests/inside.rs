@@ -200,7 +200,7 @@ fn the_end_of_the_process_does_not_wait_for_a_writer_that_ends_it() {
         let hung = Arc::new(AtomicU64::new(0));
         let count = Arc::clone(&hung);
         let subscriber = OnError(move |_: &str| _ = count.fetch_add(1, Ordering::SeqCst));
-        tracing::subscriber::with_default(subscriber, || {
+        millpond_testkit::events::heard_by(subscriber, || {
             let place = Arc::new(OnceLock::new());
             let sink =
                 |flush| Sink::new(Box::new(Ends(Arc::clone(&place))), Status::new("ends", true), flush);

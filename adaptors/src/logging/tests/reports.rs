@@ -62,7 +62,7 @@ fn a_subscriber_may_flush_the_log_whose_error_it_is_told() {
     let flushed: Arc<Mutex<Vec<io::Result<()>>>> = Arc::default();
     let (same, inner) = (Arc::clone(&queue), Arc::clone(&flushed));
     let subscriber = OnError(move |_: &str| inner.lock().unwrap().push(same.flush()));
-    tracing::subscriber::with_default(subscriber, || {
+    millpond_testkit::events::heard_by(subscriber, || {
         push(&queue, 1);
         assert!(queue.flush().is_err());
     });
@@ -74,7 +74,7 @@ fn a_subscriber_may_flush_the_log_whose_error_it_is_told() {
 fn a_subscriber_that_panics_does_not_stop_the_log() {
     let log = Shared::default();
     let queue = broken_queue("panics", &log);
-    tracing::subscriber::with_default(OnError(|_: &str| panic!("on purpose")), || {
+    millpond_testkit::events::heard_by(OnError(|_: &str| panic!("on purpose")), || {
         push(&queue, 1);
         queue.flush().expect_err("the writer is broken");
     });

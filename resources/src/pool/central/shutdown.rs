@@ -150,7 +150,7 @@ mod tests {
             (PagesMode::Off, false, 0),
         ] {
             let told = Told::default();
-            tracing::subscriber::with_default(tracing_subscriber::registry().with(told.clone()), || {
+            millpond_testkit::events::heard_by(tracing_subscriber::registry().with(told.clone()), || {
                 let device = SimDevice::new(SimConfig::h200());
                 let cuda = CudaMemoryResource::new(device.clone());
                 let pool = cuda.layer(PoolLayer::new().pages(pages)).expect("an empty pool");
