@@ -73,10 +73,12 @@
 //! # assert_eq!((options.initial_bytes, urgent.priority), (64 << 20, -1));
 //! ```
 //!
-//! Other types are exhaustive, for one of three reasons. The source of each type names the reason. The type
-//! is complete, like a handle or [`MemoryInfo`]. Your code must set every field, as in
-//! [`RawParts`](containers::RawParts) and [`LayerEntry`](stack::LayerEntry). Or your code must handle every
-//! variant, as in [`CaptureMode`](driver::CaptureMode).
+//! Other types are exhaustive. The source of each type names one of these reasons:
+//!
+//! - The type is complete, like a handle or [`MemoryInfo`].
+//! - Your code must set every field, as in [`RawParts`](containers::RawParts) and
+//!   [`LayerEntry`](stack::LayerEntry).
+//! - Your code must handle every variant, as in [`CaptureMode`](driver::CaptureMode).
 //!
 //! A minor release may add methods to traits. A new method of [`DeviceMemoryResource`] or [`Driver`] has a
 //! default. A minor release may also raise the required Rust version; a patch release does not. The

@@ -57,8 +57,7 @@ pub enum PrefetchTo {
 /// The driver's errors.
 ///
 /// # Safety
-/// The driver's device can use the range when this function is called, and still when `stream` reaches the
-/// move.
+/// The range is memory that the driver's device can use, from this call until `stream` has done the move.
 pub unsafe fn prefetch(
     driver: &dyn Driver,
     ptr: DevicePtr,

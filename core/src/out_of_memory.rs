@@ -126,8 +126,8 @@ pub struct Remedy {
     /// Whether this remedy alone is enough. If `suffices` is `false`, the request also needs all other
     /// remedies of the report that have `false`.
     ///
-    /// The exception is [`RemedyAction::MapPages`]. It always has `false`, because the next run may place its
-    /// blocks at other addresses. The request does not need this remedy.
+    /// [`RemedyAction::MapPages`] is an exception: the other remedies are enough without it. Its `suffices`
+    /// is always `false`, because it only helps the next run, which may place its blocks at other addresses.
     pub suffices: bool,
 }
 
@@ -171,7 +171,8 @@ pub enum RemedyAction {
         /// The bytes in use by this program and by others.
         used_bytes: u64,
     },
-    /// Free these blocks: on the requesting stream, or, outside a capture, on any stream.
+    /// Free these blocks. During a capture, free them on the requesting stream. Otherwise, free them on any
+    /// stream.
     FreeBlocks {
         /// The number of blocks.
         number: u64,

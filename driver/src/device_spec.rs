@@ -118,7 +118,9 @@ impl DeviceSpec {
     /// Returns the profile of a simulated device; `None` for other devices.
     ///
     /// # Errors
-    /// The errors of [`Profile::from_file`].
+    /// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) for the default device, if the
+    /// environment variable `MILLPOND_DEVICE` does not name a device. The errors of [`Profile::from_file`]
+    /// for a profile in a file.
     pub fn profile(&self) -> Result<Option<Profile>> {
         Ok(Some(match self {
             Self::Cuda(_) | Self::Own(_) => return Ok(None),
@@ -135,8 +137,9 @@ impl DeviceSpec {
     /// call creates a new device. The new device lives until its last handle is dropped.
     ///
     /// # Errors
-    /// The errors of [`CudaDriver::open`] for a CUDA device. The errors of [`Profile::from_file`] for a
-    /// profile in a file. Opening any other simulated device cannot fail.
+    /// The errors of [`CudaDriver::open`] for a CUDA device, and of [`profile`](Self::profile) for a
+    /// simulated device. [`NoDevice`](millpond_core::ErrorKind::NoDevice) if the program has not
+    /// [registered](crate::register) a driver for its own device.
     pub fn open(&self) -> Result<DriverHandle> {
         let found = self.find()?;
         // The same driver, but a CUDA device gets its context.

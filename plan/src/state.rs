@@ -15,7 +15,7 @@ pub struct PlanStatistics {
     /// The number of requests that got no slot while the plan was in use. Upstream or an unused part of the
     /// plan's memory served them.
     pub missed: u64,
-    /// The number of requests without a slot that an unused part of the plan's memory served.
+    /// How many of the [`missed`](Self::missed) requests got an unused part of the plan's memory.
     pub served_beside: u64,
     /// The number of allocations in the plan; 0 if the plan was dropped, or if the device had too little
     /// memory for it.

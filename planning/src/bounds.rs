@@ -42,10 +42,10 @@ impl Bounds {
 /// For a problem [in host order](Problem::new), the bound is the largest total size of the blocks that are
 /// live at one position.
 ///
-/// For a [stream-safe](Problem::stream_safe) problem, choose one position for each stream, so that the orders
-/// leave these positions concurrent: no order leads from a later position of one stream to an earlier
-/// position of another. The bound is the largest total size of the blocks that are live at such positions. If
-/// there are no orders, this is the sum of the streams' own peaks.
+/// For a [stream-safe](Problem::stream_safe) problem, choose one position in each stream. The positions must
+/// be concurrent: no order leads from a later position of one stream to an earlier position of another
+/// stream. Blocks that are live at concurrent positions need different addresses. The bound is the largest
+/// total size of such blocks. If there are no orders, it is the sum of the streams' own peaks.
 ///
 /// [`bounds_until`] has a time limit.
 #[must_use]

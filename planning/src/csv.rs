@@ -78,7 +78,8 @@ pub struct Gap {
     pub lower: u64,
     /// The first position after the gap.
     pub upper: u64,
-    /// The bytes `low..high` of the buffer that stay in use during the gap; `None` if no bytes do.
+    /// The part of the buffer that stays in use during the gap, as a range of bytes (low, high); `None` if no
+    /// part does.
     pub window: Option<(u64, u64)>,
 }
 

@@ -62,7 +62,7 @@ pub struct PlanParts {
     /// The lower bound in bytes. If each stream has its own memory, no placement of the same blocks needs
     /// fewer bytes.
     pub bound: u64,
-    /// The most bytes of blocks without a slot that are live at one time.
+    /// The peak of the live bytes in blocks without a slot.
     pub beside: u64,
     /// The allocations, in the order of the program.
     pub allocations: Vec<PlannedAllocation>,

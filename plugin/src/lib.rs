@@ -24,13 +24,13 @@
 //! - Pointers can be dropped on any thread, after a reset, and while the process exits. Dropping never panics
 //!   and prints nothing. If a pointer outlives a reset, dropping it frees no memory, even if the address has
 //!   a new owner.
-//! - Managers call foreign code: builders, resources, finalizers. They never hold a lock during such a call
-//!   if dropping a pointer needs the lock exclusively. If a binding is for a language with a global lock, it
-//!   releases that lock around every call.
-//! - The interface shares memory with other processes through CUDA's legacy IPC handles, which exist only for
-//!   memory that `cuMemAlloc` allocated. So its stacks need `pages=off`. The default manager and the stacks
-//!   named here give handles. A program that shares no memory needs less memory with `cuda+pool`: on one of
-//!   the logs in docs/book/src/benchmarks.md, 1.04 times the bytes in use instead of 1.51 times.
+//! - Managers call foreign code: builders, resources, finalizers. During such a call, they hold no lock that
+//!   could block the drop of a pointer. A binding for a language with a global lock releases that lock around
+//!   every call.
+//! - Managers share memory with other processes through CUDA's legacy IPC handles. Such handles exist only
+//!   for memory from `cuMemAlloc`. So use the default manager, or a stack with `pages=off`. If a program
+//!   shares no memory, `cuda+pool` needs less memory: for the log dataframe_ops in
+//!   docs/book/src/benchmarks.md, 1.04 times the live bytes instead of 1.51 times.
 //!
 //! ```no_run
 //! use millpond_core::{DeviceId, stack::LayerTable};

@@ -126,8 +126,8 @@ impl fmt::Debug for DeferCleanup {
     }
 }
 
-/// Makes the manager of one device. The registry calls it with `None` to read the version of the interface.
-/// It calls it with a driver once for each device, at the first use of the device. If threads race for a
-/// device, it calls it several times, and keeps one result. The factory must not call CUDA, because
-/// [`MemoryManager::initialize`] does that.
+/// Makes the manager of one device. The registry calls the factory with `None` to read the version of the
+/// interface. At the first use of each device, the registry calls the factory once with the device's driver.
+/// If several threads use a new device at once, the registry may call the factory several times, but keeps
+/// one result. The factory must not call CUDA, because [`MemoryManager::initialize`] does that.
 pub type ManagerFactory = Arc<dyn Fn(Option<DriverHandle>) -> Result<Arc<dyn MemoryManager>> + Send + Sync>;

@@ -149,7 +149,7 @@ pub struct MemoryPointer {
 }
 
 impl MemoryPointer {
-    /// Makes the first reference to an allocation that `finalizer` knows as `token`.
+    /// Makes the first reference to an allocation. `token` identifies the allocation for `finalizer`.
     pub fn new(
         device: DeviceId,
         device_pointer: DevicePtr,
@@ -275,8 +275,8 @@ pub struct PinnedMemory {
 }
 
 impl PinnedMemory {
-    /// Makes the first reference to memory that `finalizer` knows as `token`. If the memory existed before it
-    /// was pinned, `owner` is the memory's owner.
+    /// Makes the first reference to memory, which `token` identifies for `finalizer`. If the memory existed
+    /// before it was pinned, `owner` is the memory's owner.
     pub fn new(
         device: DeviceId,
         host_pointer: HostPtr,
@@ -326,9 +326,9 @@ pub struct MappedMemory {
 }
 
 impl MappedMemory {
-    /// Makes the first reference to memory that `finalizer` knows as `token`. The memory is at `host_pointer`
-    /// for the host, and at `device_pointer` for the device. If the memory existed before it was pinned,
-    /// `owner` is the memory's owner.
+    /// Makes the first reference to memory, which `token` identifies for `finalizer`. The memory is at
+    /// `host_pointer` for the host, and at `device_pointer` for the device. If the memory existed before it
+    /// was pinned, `owner` is the memory's owner.
     pub fn new(
         device: DeviceId,
         (host_pointer, device_pointer): (HostPtr, DevicePtr),

@@ -1405,13 +1405,13 @@ def reinitialize(
         devices: One device, or several. Each is a device or its number. None means device 0.
         logging: Whether to log each call, as `LoggingResourceAdaptor` does.
         log_file_name: The path of the log; None means the path in MILLPOND_LOG_FILE or RMM_LOG_FILE.
-        stack: The text of a stack. It stands for `pool_allocator`, `managed_memory` and the pool's sizes.
+        stack: The text of a stack. It replaces `pool_allocator`, `managed_memory` and the pool's sizes.
 
     Raises:
         NoDeviceError: There is no such device. Then no default changes.
         TypeError: An argument has the wrong type, such as a text for `pool_allocator`.
         ValueError: A size is malformed, no file is named for the log, or `stack` is given together with an
-            argument that it stands for.
+            argument that it replaces.
         OutOfMemoryError: A device has too little memory for `initial_pool_size`.
 
     Example:

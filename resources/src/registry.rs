@@ -119,8 +119,8 @@ pub fn set_per_device_resource(device: DeviceId, resource: AnyResource) -> Resul
 }
 
 /// Makes `resource` the default of `device`, like [`set_per_device_resource`]. Returns the previous default,
-/// or `None` if the device had no default yet. So this function does not build the initial default only to
-/// return it.
+/// or `None` if the device had no default yet. So, unlike `set_per_device_resource`, this function never
+/// builds the initial default.
 ///
 /// # Errors
 /// The errors of [`set_per_device_resource`].

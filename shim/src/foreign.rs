@@ -74,7 +74,7 @@ impl Allocator {
     }
 
     /// Returns the habits that the library declares. CUDA allows waits for unrecorded events, so every
-    /// allocator may have them.
+    /// allocator may also wait for such events.
     pub fn habits(&self) -> Habits {
         Habits::default()
             .frees_on_own_stream(self.traits & FREES_ON_OWN_STREAM != 0)

@@ -36,8 +36,8 @@ pub trait StackSource: Send + Sync {
 
     /// Returns the frames of a captured call stack, innermost first.
     ///
-    /// The thread that answers `millpond-replay top` calls it, too. If it waits for a lock that a forking
-    /// thread holds, the fork takes up to a second longer.
+    /// The thread that answers `millpond-replay top` calls this method, too. If the method then waits for a
+    /// lock that a forking thread holds, the fork takes up to a second longer.
     fn frames(&self, stack: u64) -> Vec<Frame>;
 }
 

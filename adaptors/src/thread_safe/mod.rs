@@ -35,7 +35,7 @@ const FREE_PATIENCE: Duration = Duration::from_secs(1);
 /// a resource take `&self`.
 ///
 /// Code that runs inside a resource below should not wait for another thread that uses the stack. That thread
-/// would wait until the call of this code ends. A call waits at most the
+/// would in turn wait for the call from which this code runs. A call waits at most the
 /// [patience](ThreadSafeLayer::patience), a minute by default, for a call of another thread. After this time,
 /// the waiting call fails with [`Busy`](ErrorKind::Busy). In the same case,
 /// [`statistics`](DeviceMemoryResource::statistics) returns `None`.

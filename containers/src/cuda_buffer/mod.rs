@@ -37,9 +37,9 @@ use crate::{ConversionError, CudaBufferView, CudaBufferViewMut, DeviceBuffer, De
 /// the host wait, and a kernel launch orders nothing.
 ///
 /// cudarc remembers only the last kernel that reads a buffer. If kernels on several streams read the buffer,
-/// another stream must wait for all of them (`CudaStream::join`). Before a write, this is the stream that
-/// writes. Before you drop or convert the buffer, lend it for writing, or call
-/// [`set_stream`](Self::set_stream), it is the buffer's stream.
+/// make one more stream wait for all of them (`CudaStream::join`). Before a write, make the stream of the
+/// write wait. Make the buffer's stream wait before you drop or convert the buffer, lend it for writing, or
+/// call [`set_stream`](Self::set_stream).
 ///
 /// # Conversions
 /// - To pass a part of the buffer, use [`as_view`](Self::as_view) or [`as_view_mut`](Self::as_view_mut).

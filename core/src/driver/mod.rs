@@ -146,9 +146,9 @@ pub trait Driver: Debug + Send + Sync + 'static {
 
     // --- Memory ---
 
-    /// Allocates device memory, aligned to at least 256 bytes, for any stream (`cuMemAlloc`). 0 bytes are an
-    /// [`INVALID_VALUE`](DriverError::INVALID_VALUE). Any other size that the device cannot serve, even an
-    /// absurdly large one, is [`OUT_OF_MEMORY`](DriverError::OUT_OF_MEMORY).
+    /// Allocates device memory, aligned to at least 256 bytes, for any stream (`cuMemAlloc`). For 0 bytes,
+    /// the error is [`INVALID_VALUE`](DriverError::INVALID_VALUE). For any other size that the device cannot
+    /// serve, even an absurdly large one, it is [`OUT_OF_MEMORY`](DriverError::OUT_OF_MEMORY).
     fn mem_alloc(&self, bytes: u64) -> DriverResult<DevicePtr>;
     /// Allocates managed memory that all streams may use (`cuMemAllocManaged`, attached globally).
     fn mem_alloc_managed(&self, bytes: u64) -> DriverResult<DevicePtr> {

@@ -171,8 +171,8 @@ pub enum MemPoolAttribute {
     ReuseAllowOpportunistic,
     /// Whether the pool may make one stream wait for another, in order to reuse memory (0 or 1).
     ReuseAllowInternalDependencies,
-    /// The number of bytes that the pool keeps when a stream, an event or the device is synchronised. The
-    /// pool releases unused memory above this number.
+    /// How many bytes the pool may keep. If the pool holds more when the host waits for a stream, an event or
+    /// the device, the pool releases unused memory.
     ReleaseThreshold,
     /// The number of bytes that the pool holds now; read-only.
     ReservedMemCurrent,

@@ -42,7 +42,8 @@ pub enum DeviceAttribute {
     /// Whether other hardware can access physical memory through GPUDirect RDMA (0 or 1). The memory must be
     /// created with [`PhysicalProps::rdma`].
     RdmaOfPhysicalMemorySupported,
-    /// The bits of [`HandleTypes`](super::HandleTypes): the handle types with which pools can be exported.
+    /// The handle types through which pools can be exported, as the bits of
+    /// [`HandleTypes`](super::HandleTypes).
     MemPoolSupportedHandleTypes,
 }
 

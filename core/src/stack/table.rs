@@ -92,7 +92,7 @@ impl LayerTable {
     ///
     /// # Errors
     /// [`InvalidStack`](crate::ErrorKind::InvalidStack) if there is no such layer. The message lists the
-    /// known names, and repeats the one that is nearly `name`.
+    /// known names, and suggests a name that is similar to `name`.
     pub fn get(&self, name: &str) -> Result<&LayerEntry> {
         self.entries.iter().find(|entry| entry.name == name).ok_or_else(|| {
             let known: Vec<&str> = self.entries.iter().map(|entry| entry.name).collect();
@@ -127,8 +127,8 @@ impl<'a> Params<'a> {
     /// contains stacks in parentheses, `table` is used to build these stacks.
     ///
     /// # Errors
-    /// [`InvalidStack`](crate::ErrorKind::InvalidStack). The message lists the layer's parameters. It repeats
-    /// the one that is nearly the unknown key.
+    /// [`InvalidStack`](crate::ErrorKind::InvalidStack). The message lists the layer's parameters. It
+    /// suggests a parameter that is similar to the unknown key.
     pub fn new(entry: &'a LayerEntry, values: &'a [(String, Value)], table: &'a LayerTable) -> Result<Self> {
         for (index, (key, _)) in values.iter().enumerate() {
             if !entry.params.iter().any(|(known, _)| known == key) {

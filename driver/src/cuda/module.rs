@@ -58,9 +58,9 @@ impl CudaDriver {
     }
 }
 
-/// Loaded device code, from [`CudaDriver::load_ptx`]. The driver unloads the code when the last clone of the
-/// module and the last [`Function`] of the module are dropped. Wait for all kernels of the module before
-/// that.
+/// Device code that [`CudaDriver::load_ptx`] has loaded. The code stays loaded as long as a clone of the
+/// module, or a [`Function`] of the module, exists. Before you drop the last of them, wait until all kernels
+/// of the module have finished.
 #[derive(Clone)]
 pub struct Module(Arc<Loaded>);
 

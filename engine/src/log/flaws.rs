@@ -37,15 +37,15 @@ pub struct Flaws {
 }
 
 impl Flaws {
-    /// The code of the flaw that the log begins late.
+    /// The code for a log that begins late.
     pub const BEGAN_LATE: &'static str = "began_late";
-    /// The code of the flaw that the log frees a block twice.
+    /// The code for a log that frees a block twice.
     pub const REPEATED_FREES: &'static str = "repeated_frees";
-    /// The code of the flaw that the log allocates at a live address.
+    /// The code for a log that allocates at a live address.
     pub const DUPLICATE_ALLOCATIONS: &'static str = "duplicate_allocations";
-    /// The code of the flaw that the log frees a block with another size.
+    /// The code for a log that frees a block with another size.
     pub const SIZE_MISMATCHES: &'static str = "size_mismatches";
-    /// The code of the flaw that the log is truncated.
+    /// The code for a log that is truncated.
     pub const REST_MISSING: &'static str = "rest_missing";
 
     /// Returns each flaw as a code for programs, and as a sentence for people.

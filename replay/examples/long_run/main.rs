@@ -84,7 +84,7 @@ struct Args {
     #[arg(long, value_enum, default_value = "repeat")]
     mode: Mode,
 
-    /// How far a copy's sizes are from the log's, as a share
+    /// How much the sizes of a copy may differ from the log's sizes, as a share: 0.1 is 10 %
     #[arg(long, default_value = "0.1", value_parser = share)]
     spread: f64,
 
@@ -92,7 +92,7 @@ struct Args {
     #[arg(long, default_value = "0", value_parser = share)]
     swap: f64,
 
-    /// How far a size moves from pass to pass with `--mode drift`, as a share
+    /// How much a size may change from pass to pass with `--mode drift`, as a share
     #[arg(long, default_value = "0.03", value_parser = share)]
     drift: f64,
 

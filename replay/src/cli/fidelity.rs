@@ -23,7 +23,8 @@ pub(crate) struct FidelityArgs {
 
     /// The memory limit of the process, as in 40GiB, if the process called set_per_process_memory_fraction. A
     /// snapshot does not contain this limit, and the setting garbage_collection_threshold depends on it
-    /// [default: no limit; the model gets no segment where the snapshot shows that PyTorch got none]
+    /// [default: no limit; if the snapshot shows that the driver refused PyTorch a segment, it also refuses
+    /// the model]
     #[arg(long, value_name = "SIZE", value_parser = memory)]
     limit: Option<u64>,
 

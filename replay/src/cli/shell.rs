@@ -34,8 +34,7 @@ pub(super) fn completions(
 /// Prints a man page, as in `millpond-replay man | man -l -`
 #[derive(Clone, Debug, Args)]
 pub(crate) struct ManArgs {
-    /// The command to describe [default: a summary of all commands, and the whole description of replaying
-    /// logs]
+    /// The command to describe [default: a summary of all commands, and the full help for replaying logs]
     #[arg(value_name = "COMMAND")]
     command: Option<String>,
 }

@@ -66,8 +66,8 @@ pub struct StackFigures {
     pub peak_reserved_bytes_asked_again: Option<u64>,
     /// The most bytes that the log has live at one time.
     pub peak_live_bytes: u64,
-    /// The most bytes that the log has live at one time, together with a request that had failed when the log
-    /// was written.
+    /// The most bytes of the log's live blocks and of a request that failed at the same time when the log was
+    /// written.
     pub peak_needed_bytes: u64,
     /// [`peak_reserved_bytes_first`](Self::peak_reserved_bytes_first) divided by
     /// [`peak_live_bytes`](Self::peak_live_bytes); `None` if no block is live.

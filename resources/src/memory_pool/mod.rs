@@ -251,7 +251,7 @@ impl MemoryPool {
         self.0.trim(keep_bytes)
     }
 
-    /// Returns the number of bytes that the pool keeps when a stream, an event or the device is synchronised.
+    /// Returns how many bytes the pool may keep when the host waits for a stream, an event or the device.
     ///
     /// # Errors
     /// The driver's errors.
@@ -259,8 +259,9 @@ impl MemoryPool {
         self.get(MemPoolAttribute::ReleaseThreshold)
     }
 
-    /// Sets the number of bytes that the pool keeps when a stream, an event or the device is synchronised.
-    /// CUDA's default is 0. With `u64::MAX`, the pool keeps all memory.
+    /// Sets how many bytes the pool may keep. If the pool holds more when the host waits for a stream, an
+    /// event or the device, it returns free memory to the device. CUDA's default is 0. With `u64::MAX`, the
+    /// pool keeps all memory.
     ///
     /// # Errors
     /// [`Unsupported`](ErrorKind::Unsupported) for an imported pool, and the driver's errors.

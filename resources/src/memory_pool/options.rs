@@ -150,7 +150,8 @@ impl MemoryPoolOptions {
         self
     }
 
-    /// Sets the number of bytes that the pool keeps when a stream, an event or the device is synchronised.
+    /// Sets how many bytes the pool may keep reserved. If the pool holds more when the host waits for a
+    /// stream, an event or the device, it returns free memory to the device. CUDA's default is 0.
     pub fn release_threshold(mut self, bytes: u64) -> Self {
         self.release_threshold = Some(bytes);
         self

@@ -34,8 +34,8 @@ use verdict::Case;
 /// The most failed requests that are explained: the first ones and the last one.
 const MAX_FAILURES: usize = 10;
 
-/// Explains a recording. `device_bytes` is the size of the device, which counts unless the recording has the
-/// size itself. [`Explanation::check_device_bytes`] checks it.
+/// Explains a recording. `device_bytes` is the size of the device, for a recording that does not contain this
+/// size. [`Explanation::check_device_bytes`] checks whether the size is possible.
 pub fn explain(recording: &Recording, device_bytes: Option<u64>) -> Explanation {
     let device_bytes = recording.device_bytes().or(device_bytes);
     // Large recordings have millions of blocks, so two threads share the work.

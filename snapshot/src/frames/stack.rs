@@ -211,7 +211,8 @@ impl<'a> UserStack<'a> {
     }
 
     /// Returns the call stack for a flame graph, the outermost entry first: the frames to show, and the
-    /// modules. The frames that the innermost of them calls are folded into one entry for each owner.
+    /// modules. If further frames lie inside the innermost of these entries, they become one entry for each
+    /// owner of code.
     pub fn parts(&self) -> Vec<Part> {
         let modules = self.modules();
         let is_kept = |at: usize| self.shown.contains(&at) || modules.contains(&self.frames[at].0);

@@ -68,8 +68,8 @@ const START_BYTES: usize = 256 << 10;
 /// Imports the file at `path`.
 ///
 /// # Errors
-/// The file cannot be opened or read, has an unknown format, or names something that no recording needs. The
-/// error names the problem and the remedy.
+/// The file cannot be opened or read, has an unknown format, or is a pickle that names code. The error names
+/// the problem and the remedy.
 pub fn open(path: &Path, options: &Options) -> Result<Recording, LogError> {
     let mut file = open_file(path)?;
     let size = file.metadata().map_or(0, |data| data.len());

@@ -102,8 +102,7 @@ pub fn for_layer(
     Ok((placement, Some(plan)))
 }
 
-/// Prints the data of a plan that a [`Placement`] does not contain, as further lines of
-/// [`print`](super::print).
+/// Prints data of a plan that a [`Placement`] does not contain, in the form of [`print`](super::print).
 ///
 /// # Errors
 /// Writing to `out` fails.

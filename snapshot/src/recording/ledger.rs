@@ -37,7 +37,7 @@ pub struct Ledger {
     /// The free bytes in segments without live blocks. The allocator can return these segments to the driver.
     pub wholly_free_bytes: u64,
     /// The free bytes in segments that also hold live blocks. The allocator cannot return these segments to
-    /// the driver. This is fragmentation.
+    /// the driver.
     pub pinned_bytes: u64,
     /// The bytes of the largest contiguous piece of free memory.
     pub largest_free_bytes: u64,

@@ -11,7 +11,8 @@ use crate::captured::Scopes;
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[non_exhaustive]
 pub enum WrongScopes {
-    /// Every use of a block that a capture frees counts as captured: millpond's issue 29.
+    /// If a capture frees a block, all uses of the block count as captured, even uses before the capture
+    /// (millpond's issue 29).
     FreedMeansCaptured,
 }
 

@@ -13,9 +13,9 @@
 //! assert!(!report.failures().any(|(body, _)| body == "pending_work_is_not_overtaken"), "{report}");
 //! ```
 //!
-//! Each test is a function, called its body. [`run`] gives each body a fresh simulated device, which also
-//! checks stream order. [`run_on`] runs the same bodies on any driver. There, bodies that need the simulated
-//! device are skipped, and the report lists them. The suite [`driver`] tests a driver itself.
+//! Each test is a function, its body. [`run`] runs each body on a fresh simulated device, which also checks
+//! stream order. [`run_on`] runs the bodies on a driver of yours. It skips bodies that need the simulated
+//! device, and the report lists them. The suite [`driver`] tests a driver itself.
 
 /// Lists a file's bodies, each under its function's name.
 macro_rules! bodies {

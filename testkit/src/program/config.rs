@@ -66,8 +66,8 @@ pub struct Config {
     pub captures: bool,
     /// Creates scopes for captured graphs. Without this function, there are no scopes.
     pub new_scope: Option<NewScope>,
-    /// Whether a block for a stream in a scope comes directly from the scope, with no layer in between that
-    /// keeps blocks. Then captures also free blocks after uses on other streams of the scope.
+    /// Whether no layer above the scopes keeps blocks. A block for a stream in a scope then always comes from
+    /// the scope, so captures also free blocks after uses on other streams of the scope.
     pub direct_scopes: bool,
     /// The mistakes that the program makes as a caller. The resource must refuse each of them.
     pub refuses: Refusals,

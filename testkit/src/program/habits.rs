@@ -2,7 +2,8 @@
 
 use millpond_driver::sim::{Violation, ViolationKind};
 
-/// The habits of an allocator from another project, which the programs respect. By default there are none.
+/// What an allocator of another project does differently. The programs allow these habits. By default there
+/// are none.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub struct Habits {
