@@ -100,16 +100,8 @@ impl RmmPool {
     }
 
     /// Adds a free block to a list. Merges it with its neighbours in the list.
-    fn insert(&mut self, list: usize, mut address: u64, mut bytes: u64) {
+    fn insert(&mut self, list: usize, address: u64, mut bytes: u64) {
         let list = &mut self.lists[list];
-        let before = list.by_address.range(..address).next_back().map(|(&start, &bytes)| (start, bytes));
-        if let Some((start, size)) = before
-            && start + size == address
-            && !self.taken.contains_key(&address)
-        {
-            list.remove(start, size);
-            (address, bytes) = (start, bytes + size);
-        }
         let end = address + bytes;
         if let Some(&size) = list.by_address.get(&end)
             && !self.taken.contains_key(&end)
@@ -117,16 +109,26 @@ impl RmmPool {
             list.remove(end, size);
             bytes += size;
         }
-        list.by_address.insert(address, bytes);
-        list.by_size.insert((bytes, address));
+        if let Some((&start, size)) = list.by_address.range_mut(..address).next_back()
+            && start + *size == address
+            && !self.taken.contains_key(&address)
+        {
+            list.by_size.remove(&(*size, start));
+            *size += bytes;
+            list.by_size.insert((*size, start));
+        } else {
+            list.put(address, bytes);
+        }
     }
 
     /// Takes the best block of a list for a request, and leaves the rest of the block in the list.
     fn take_from(&mut self, list: usize, bytes: u64) -> Option<u64> {
-        let &(size, address) = self.lists[list].by_size.range((bytes, 0)..).next()?;
-        self.lists[list].remove(address, size);
+        let list = &mut self.lists[list];
+        let &(size, address) = list.by_size.range((bytes, 0)..).next()?;
+        list.remove(address, size);
         if size > bytes {
-            self.insert(list, address + bytes, size - bytes);
+            // The block had no free neighbours, so its rest has none.
+            list.put(address + bytes, size - bytes);
         }
         Some(address)
     }
@@ -181,6 +183,11 @@ impl List {
     /// Makes another stream wait for the memory that was freed on this stream.
     fn make_wait(&self, driver: &dyn Driver, stream: StreamRef) -> DriverResult<()> {
         if self.is_recorded { driver.stream_wait_event(stream, self.event) } else { Ok(()) }
+    }
+
+    fn put(&mut self, address: u64, bytes: u64) {
+        self.by_address.insert(address, bytes);
+        self.by_size.insert((bytes, address));
     }
 
     fn remove(&mut self, address: u64, bytes: u64) {

@@ -1,8 +1,9 @@
 //! Texts, frames and call stacks. Each of them is stored once.
 
-use std::collections::HashMap;
 use std::hash::Hash;
 use std::num::NonZeroU32;
+
+use foldhash::HashMap;
 
 use super::Id;
 use crate::budget::{Budget, Exceeded};

@@ -1,47 +1,19 @@
 //! Finds the blocks that were live before a log began, and the contradictions in the log.
 
-use std::collections::BTreeMap;
-
 use millpond_engine::log::{Flaws, Freed, LiveBlocks};
-use millpond_engine::text::number_of;
 
+use super::overlaps::Overlaps;
 use crate::budget::{Budget, Exceeded};
 use crate::recording::{Event, EventKind, OVERLAPS, Recording};
 
 /// The bytes of an entry in the maps. The number includes an entry's share of the free space in a map, also
 /// while the map grows.
-const PLACE_BYTES: usize = 112;
-
-/// Blocks that overlapped a live block at another address when they were allocated.
-#[derive(Default)]
-struct Overlaps {
-    count: u64,
-    /// The line of the first one.
-    line: u64,
-}
-
-impl Overlaps {
-    /// Returns what they mean for the figures, if there are any.
-    fn sentence(&self) -> Option<String> {
-        let blocks = match self.count {
-            0 => return None,
-            1 => "1 block overlaps a live block".to_owned(),
-            count => format!("{} overlap live blocks", number_of(count, "block")),
-        };
-        Some(format!(
-            "{blocks}, the first at line {}: the file's pointers are not the starts of its blocks, or frees \
-             were logged late; all figures come from the sizes, not from the addresses",
-            self.line
-        ))
-    }
-}
+const PLACE_BYTES: usize = 64;
 
 /// The live blocks at a row, and the blocks that only their frees show.
 #[derive(Default)]
 pub(super) struct Before {
     live: LiveBlocks<u64, ()>,
-    /// The sizes of the live blocks by address.
-    spans: BTreeMap<u64, u64>,
     overlaps: Overlaps,
     early: Vec<Event>,
     /// The number of entries whose memory was taken from the budget.
@@ -60,11 +32,11 @@ impl Before {
         let is_early = match event.kind {
             EventKind::Allocate if address != 0 => {
                 self.live.allocate(address, bytes, line, ());
-                self.add_span(address, bytes, line);
+                self.overlaps.allocate(address, bytes, line, budget)?;
                 false
             }
             EventKind::Free if address != 0 => {
-                self.spans.remove(&address);
+                self.overlaps.free(address, line, budget)?;
                 self.live.free(address, bytes, line) == Freed::Before
             }
             _ => false,
@@ -82,24 +54,11 @@ impl Before {
         Ok(())
     }
 
-    /// Adds a live block, and counts it if it overlaps another one. A block at the same address is replaced.
-    fn add_span(&mut self, address: u64, bytes: u64, line: u64) {
-        let mut below = self.spans.range(..address.saturating_add(bytes)).rev();
-        let last = below.find(|(start, _)| **start != address);
-        if bytes > 0 && last.is_some_and(|(start, bytes)| start.saturating_add(*bytes) > address) {
-            if self.overlaps.count == 0 {
-                self.overlaps.line = line;
-            }
-            self.overlaps.count += 1;
-        }
-        self.spans.insert(address, bytes);
-    }
-
     /// Removes the live blocks, because another log begins. The blocks that were live before that log are not
     /// part of the recording.
     pub(super) fn end_log(&mut self) {
         self.live.restart();
-        self.spans.clear();
+        self.overlaps.end_log();
         self.is_later = true;
     }
 

@@ -190,13 +190,21 @@ impl<R: Read> Mixed<R> {
 }
 
 impl<R: Read> Read for Mixed<R> {
+    /// Returns the next line, and further lines that are in memory. Reading one line at a time took longer.
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
-        if into.is_empty() || (self.at == self.line.len() || self.is_next) && !self.next_of_log()? {
-            return Ok(0);
+        let mut count = 0;
+        while count < into.len() {
+            if self.at == self.line.len() || self.is_next {
+                let is_in_memory = self.source.buffer().contains(&b'\n');
+                if count > 0 && !is_in_memory || !self.next_of_log()? {
+                    break;
+                }
+            }
+            let more = (into.len() - count).min(self.line.len() - self.at);
+            into[count..count + more].copy_from_slice(&self.line[self.at..self.at + more]);
+            self.at += more;
+            count += more;
         }
-        let count = into.len().min(self.line.len() - self.at);
-        into[..count].copy_from_slice(&self.line[self.at..self.at + count]);
-        self.at += count;
         Ok(count)
     }
 }

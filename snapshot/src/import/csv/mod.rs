@@ -3,6 +3,8 @@
 mod before;
 mod mixed;
 mod notes;
+mod numbers;
+mod overlaps;
 
 use std::collections::BTreeMap;
 use std::io::Read;
