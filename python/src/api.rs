@@ -3,6 +3,7 @@
 //! The library owns all pools of the process. Other users of the library in this process (PyTorch, CuPy, a C
 //! program) therefore share the pools. The library stays loaded until the process ends.
 
+use std::error::Error;
 use std::ffi::{CStr, CString, c_char, c_void};
 use std::path::Path;
 use std::sync::OnceLock;
@@ -188,7 +189,11 @@ pub(crate) fn load(path: &Path, is_interrupted: InterruptFunction) -> Result<(),
     if API.get().is_some() {
         return Ok(());
     }
-    let explain = |error| format!("{} cannot be loaded: {error}", path.display());
+    let explain = |error: libloading::Error| {
+        // The linker's reason is not in the error's own text.
+        let reason = error.source().map_or_else(|| error.to_string(), ToString::to_string);
+        format!("{} cannot be loaded: {reason}", path.display())
+    };
     // SAFETY: libmillpond's initialisers have no side effects; the caller names that library.
     let library = unsafe { libloading::Library::new(path) }.map_err(explain)?;
     let is_none = |_| format!("{} is not libmillpond: check MILLPOND_LIBRARY", path.display());

@@ -1,15 +1,45 @@
 //! The table of entry points, and the exported functions, which call through it.
 #![allow(non_snake_case, reason = "the functions have CUDA's names")]
 
-use std::ffi::{c_char, c_int, c_uint, c_void};
-use std::path::Path;
+use std::ffi::{c_char, c_int, c_uchar, c_uint, c_ulonglong, c_ushort, c_void};
 use std::sync::atomic::{AtomicPtr, Ordering};
 
-use crate::runtime::{self, Handle};
+use crate::abi::{
+    AccessDesc, DeviceProperties, HostFunction, Location, Opaque, PhysicalProp, PointerAttributes, PoolProps,
+};
+use crate::calls::{
+    Driving, DrivingPerThread, Handle, Runtime, RuntimePerThread, captures, contexts, copies, device, host,
+    memory, order, pools, sharing, vmm,
+};
+use crate::table::entry_points;
 
-/// Declares each entry point once: its place in the table, our own function behind it, and the export.
-macro_rules! entry_points {
-    ($(fn $module:ident::$name:ident($($argument:ident: $kind:ty),*) -> $result:ty;)*) => {
+/// An exported function of CUDA.
+#[derive(Clone, Copy)]
+pub(crate) struct Symbol {
+    pub(crate) name: &'static str,
+    /// The first version of CUDA that had the function, as CUDA numbers versions; 0 if it does not matter.
+    pub(crate) since: u32,
+    pub(crate) address: fn() -> *const c_void,
+}
+
+/// Exports an entry point, which calls the function in the installed table.
+macro_rules! export {
+    ($name:ident ($($argument:ident: $kind:ty),*) $result:ty) => {
+        #[unsafe(no_mangle)]
+        unsafe extern "C" fn $name($($argument: $kind),*) -> $result {
+            // SAFETY: the table's function has this entry point's contract, so the caller keeps it.
+            unsafe { (installed().$name)($($argument),*) }
+        }
+    };
+}
+
+/// Makes each entry point of the table below: its place in [`EntryPoints`], our own function behind it, the
+/// export, and its symbol.
+macro_rules! make {
+    ($(
+        $module:ident::$function:ident $arguments:tt -> $result:ty:
+        $($name:ident $(by $api:ident)? $(since $since:literal)?),+;
+    )*) => {
         /// A function for each entry point.
         ///
         /// The exports of the library call through a table. [`EntryPoints::OWN`] has the functions of this
@@ -20,87 +50,35 @@ macro_rules! entry_points {
         pub struct EntryPoints {
             /// The size of the table in bytes, by which a library knows a table of its own version.
             pub bytes: usize,
-            $(
-                #[doc = concat!("`", stringify!($name), "` of CUDA's runtime.")]
-                pub $name: unsafe extern "C" fn($($kind),*) -> $result,
-            )*
+            $($(
+                #[doc = concat!("`", stringify!($name), "` of CUDA.")]
+                pub $name: unsafe extern "C" fn $arguments -> $result,
+            )+)*
         }
 
         impl EntryPoints {
             /// The functions of this crate.
             pub const OWN: &Self = &Self {
                 bytes: size_of::<Self>(),
-                $($name: runtime::$module::$name,)*
+                $($($name: $module::$function $(::<$api>)?,)+)*
             };
         }
 
-        $(
-            #[unsafe(no_mangle)]
-            unsafe extern "C" fn $name($($argument: $kind),*) -> $result {
-                // SAFETY: the table's function has this entry point's contract, so the caller keeps it.
-                unsafe { (installed().$name)($($argument),*) }
-            }
-        )*
+        $($(export! { $name $arguments $result })+)*
+
+        /// The exported functions of CUDA.
+        pub(crate) fn all_symbols() -> impl Iterator<Item = Symbol> + Clone {
+            let all: &[Symbol] = &[$($(Symbol {
+                name: stringify!($name),
+                since: 0 $(+ $since)?,
+                address: || $name as *const c_void,
+            },)+)*];
+            all.iter().copied()
+        }
     };
 }
 
-entry_points! {
-    fn device::cudaGetDeviceCount(count: *mut c_int) -> c_int;
-    fn device::cudaGetDevice(device: *mut c_int) -> c_int;
-    fn device::cudaSetDevice(device: c_int) -> c_int;
-    fn device::cudaDeviceGetAttribute(value: *mut c_int, attribute: c_int, device: c_int) -> c_int;
-    fn device::cudaDeviceSynchronize() -> c_int;
-    fn device::cudaRuntimeGetVersion(version: *mut c_int) -> c_int;
-    fn device::cudaDriverGetVersion(version: *mut c_int) -> c_int;
-    fn device::cudaGetLastError() -> c_int;
-    fn device::cudaPeekAtLastError() -> c_int;
-    fn device::cudaGetErrorName(error: c_int) -> *const c_char;
-    fn device::cudaGetErrorString(error: c_int) -> *const c_char;
-    fn memory::cudaMalloc(ptr: *mut *mut c_void, bytes: usize) -> c_int;
-    fn memory::cudaMallocManaged(ptr: *mut *mut c_void, bytes: usize, flags: c_uint) -> c_int;
-    fn memory::cudaFree(ptr: *mut c_void) -> c_int;
-    fn memory::cudaMallocHost(ptr: *mut *mut c_void, bytes: usize) -> c_int;
-    fn memory::cudaHostAlloc(ptr: *mut *mut c_void, bytes: usize, flags: c_uint) -> c_int;
-    fn memory::cudaFreeHost(ptr: *mut c_void) -> c_int;
-    fn memory::cudaMemGetInfo(free: *mut usize, total: *mut usize) -> c_int;
-    fn memory::cudaPointerGetAttributes(attributes: *mut c_void, ptr: *const c_void) -> c_int;
-    fn memory::cudaMemcpy(dst: *mut c_void, src: *const c_void, bytes: usize, kind: c_int) -> c_int;
-    fn memory::cudaMemcpyAsync(
-        dst: *mut c_void, src: *const c_void, bytes: usize, kind: c_int, stream: Handle
-    ) -> c_int;
-    fn memory::cudaMemset(ptr: *mut c_void, value: c_int, bytes: usize) -> c_int;
-    fn memory::cudaMemsetAsync(ptr: *mut c_void, value: c_int, bytes: usize, stream: Handle) -> c_int;
-    fn pools::cudaMallocAsync(ptr: *mut *mut c_void, bytes: usize, stream: Handle) -> c_int;
-    fn pools::cudaMallocFromPoolAsync(
-        ptr: *mut *mut c_void, bytes: usize, pool: Handle, stream: Handle
-    ) -> c_int;
-    fn pools::cudaFreeAsync(ptr: *mut c_void, stream: Handle) -> c_int;
-    fn pools::cudaMemPoolCreate(pool: *mut Handle, props: *const c_void) -> c_int;
-    fn pools::cudaMemPoolDestroy(pool: Handle) -> c_int;
-    fn pools::cudaMemPoolTrimTo(pool: Handle, keep_bytes: usize) -> c_int;
-    fn pools::cudaMemPoolSetAttribute(pool: Handle, attribute: c_int, value: *mut c_void) -> c_int;
-    fn pools::cudaMemPoolGetAttribute(pool: Handle, attribute: c_int, value: *mut c_void) -> c_int;
-    fn pools::cudaDeviceGetDefaultMemPool(pool: *mut Handle, device: c_int) -> c_int;
-    fn pools::cudaDeviceGetMemPool(pool: *mut Handle, device: c_int) -> c_int;
-    fn pools::cudaDeviceSetMemPool(device: c_int, pool: Handle) -> c_int;
-    fn order::cudaStreamCreate(stream: *mut Handle) -> c_int;
-    fn order::cudaStreamCreateWithFlags(stream: *mut Handle, flags: c_uint) -> c_int;
-    fn order::cudaStreamCreateWithPriority(stream: *mut Handle, flags: c_uint, priority: c_int) -> c_int;
-    fn order::cudaStreamDestroy(stream: Handle) -> c_int;
-    fn order::cudaStreamSynchronize(stream: Handle) -> c_int;
-    fn order::cudaStreamQuery(stream: Handle) -> c_int;
-    fn order::cudaStreamWaitEvent(stream: Handle, event: Handle, flags: c_uint) -> c_int;
-    fn order::cudaStreamGetId(stream: Handle, id: *mut u64) -> c_int;
-    fn order::cudaStreamIsCapturing(stream: Handle, status: *mut c_int) -> c_int;
-    fn order::cudaThreadExchangeStreamCaptureMode(mode: *mut c_int) -> c_int;
-    fn order::cudaEventCreate(event: *mut Handle) -> c_int;
-    fn order::cudaEventCreateWithFlags(event: *mut Handle, flags: c_uint) -> c_int;
-    fn order::cudaEventDestroy(event: Handle) -> c_int;
-    fn order::cudaEventRecord(event: Handle, stream: Handle) -> c_int;
-    fn order::cudaEventRecordWithFlags(event: Handle, stream: Handle, flags: c_uint) -> c_int;
-    fn order::cudaEventQuery(event: Handle) -> c_int;
-    fn order::cudaEventSynchronize(event: Handle) -> c_int;
-}
+entry_points!(make);
 
 /// The table behind this library's exports; null means this library's own.
 static INSTALLED: AtomicPtr<EntryPoints> = AtomicPtr::new(std::ptr::null_mut());
@@ -124,45 +102,106 @@ unsafe extern "C" fn millpond_shim_install(table: *const EntryPoints) -> bool {
     fits
 }
 
-/// The opened library, whose exports call this program's functions.
-#[derive(Debug)]
-pub struct Shim {
-    _library: libloading::os::unix::Library,
-}
+/// Finds the driver's functions by name. The functions are in the list that they search.
+mod symbols {
+    use std::ffi::{CStr, c_char, c_int, c_void};
+    use std::ptr::null_mut;
 
-impl Shim {
-    /// The file name of the library.
-    pub const FILE: &str = "libmillpond_shim.so";
+    use millpond_core::DriverError;
 
-    /// Opens the library for all libraries that this process opens later, and lets its exports call
-    /// [`EntryPoints::OWN`] of this program.
-    ///
-    /// # Errors
-    /// If the file cannot be opened, or if another version of this crate built it.
-    pub fn open(file: &Path) -> Result<Self, String> {
-        use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_NOW};
-        let failed = |error: libloading::Error| format!("{}: {error}", file.display());
-        // SAFETY: the library is built from this crate, and opening it runs no code of ours.
-        let library = unsafe { Library::open(Some(file), RTLD_NOW | RTLD_GLOBAL) }.map_err(failed)?;
-        type Install = unsafe extern "C" fn(*const EntryPoints) -> bool;
-        // SAFETY: the library exports this function with this type.
-        let install = unsafe { library.get::<Install>("millpond_shim_install") }.map_err(failed)?;
-        // SAFETY: the table is a constant.
-        if unsafe { install(EntryPoints::OWN) } {
-            return Ok(Self { _library: library });
-        }
-        Err(format!("{}: another version of millpond-shim built this library", file.display()))
+    use super::{Symbol, all_symbols};
+    use crate::calls::device::VERSION;
+    use crate::calls::{Api, Driving, Runtime};
+    use crate::error::{place, refusal};
+
+    /// `CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM`, and all flags.
+    const PER_THREAD: u64 = 2;
+    const ALL_FLAGS: u64 = 3;
+
+    /// `CUdriverProcAddressQueryResult`.
+    const FOUND: c_int = 0;
+    const NOT_FOUND: c_int = 1;
+    const VERSION_TOO_LOW: c_int = 2;
+
+    /// A function's name without its suffixes, its version, and whether handle 0 is the thread's own stream.
+    fn parts(name: &str) -> (&str, u32, bool) {
+        let plain = name.strip_suffix("_ptsz").or_else(|| name.strip_suffix("_ptds"));
+        let (rest, per_thread) = plain.map_or((name, false), |plain| (plain, true));
+        let versioned =
+            rest.rsplit_once("_v").and_then(|(base, version)| Some((base, version.parse().ok()?)));
+        let (base, version) = versioned.unwrap_or((rest, 1));
+        (base, version, per_thread)
     }
 
-    /// Opens the library that Cargo built next to this program.
-    ///
-    /// # Errors
-    /// As for [`open`](Self::open).
-    pub fn next_to_program() -> Result<Self, String> {
-        let program = std::env::current_exe().map_err(|error| format!("this program's file: {error}"))?;
-        let folders = program.ancestors().skip(1).take(2);
-        let found = folders.map(|folder| folder.join(Self::FILE)).find(|file| file.exists());
-        let file = found.ok_or_else(|| format!("{} is not next to {}", Self::FILE, program.display()))?;
-        Self::open(&file)
+    /// The newest function with this base name that CUDA had in a version, and the status of the search.
+    fn find(name: &str, cuda_version: c_int, flags: u64) -> (Option<Symbol>, c_int) {
+        let named =
+            all_symbols().filter(|symbol| symbol.name.starts_with("cu") && !symbol.name.starts_with("cuda"));
+        let known = || named.clone().filter(|symbol| parts(symbol.name).0 == name);
+        let fits = |symbol: &Symbol| {
+            i64::from(symbol.since) <= i64::from(cuda_version)
+                && (flags & PER_THREAD != 0 || !parts(symbol.name).2)
+        };
+        let newest = known().filter(fits).max_by_key(|symbol| {
+            let (_, version, per_thread) = parts(symbol.name);
+            (per_thread, version)
+        });
+        let status = match newest {
+            Some(_) => FOUND,
+            None if known().next().is_some() => VERSION_TOO_LOW,
+            None => NOT_FOUND,
+        };
+        (newest, status)
+    }
+
+    /// The function in the newest version of CUDA that is exported here.
+    pub(crate) unsafe extern "C" fn get_newest(
+        name: *const c_char,
+        address: *mut *mut c_void,
+        flags: u64,
+        status: *mut c_int,
+    ) -> c_int {
+        // SAFETY: the caller's promises are the same.
+        unsafe { get_address::<Runtime>(name, address, VERSION, flags, status) }
+    }
+
+    pub(crate) unsafe extern "C" fn get_address_v1(
+        name: *const c_char,
+        address: *mut *mut c_void,
+        cuda_version: c_int,
+        flags: u64,
+    ) -> c_int {
+        let mut status = FOUND;
+        // SAFETY: the caller's promises are the same.
+        match unsafe { get_address::<Driving>(name, address, cuda_version, flags, &raw mut status) } {
+            0 if status != FOUND => DriverError::NOT_FOUND,
+            code => code,
+        }
+    }
+
+    pub(crate) unsafe extern "C" fn get_address<A: Api>(
+        name: *const c_char,
+        address: *mut *mut c_void,
+        cuda_version: c_int,
+        flags: u64,
+        status: *mut c_int,
+    ) -> c_int {
+        let search = || {
+            // SAFETY: CUDA's contract for the arguments.
+            let address = unsafe { place(address) }?;
+            if name.is_null() || flags > ALL_FLAGS {
+                return Err(refusal(DriverError::INVALID_VALUE));
+            }
+            // SAFETY: the name is not null, and CUDA's contract makes it a text.
+            let name = unsafe { CStr::from_ptr(name) }.to_str().unwrap_or_default();
+            let (found, how) = find(name, cuda_version, flags);
+            address.write(found.map_or(null_mut(), |symbol| (symbol.address)().cast_mut()));
+            // SAFETY: CUDA's contract for the arguments.
+            if let Ok(status) = unsafe { place(status) } {
+                status.write(how);
+            }
+            Ok(())
+        };
+        A::code(search())
     }
 }

@@ -12,9 +12,9 @@ use millpond_core::{
 };
 use millpond_testkit::program::Habits;
 
+use crate::calls::Handle;
 use crate::current::Entered;
-use crate::error::texts;
-use crate::runtime::Handle;
+use crate::error::{problem, texts};
 
 type Traits = unsafe extern "C" fn() -> u32;
 type Create = unsafe extern "C" fn(*mut *mut c_void) -> c_int;
@@ -49,7 +49,7 @@ impl Allocator {
     /// # Errors
     /// If the file cannot be opened, or if it lacks one of the functions.
     pub fn open(file: &Path) -> std::result::Result<Arc<Self>, String> {
-        let failed = |error: libloading::Error| format!("{}: {error}", file.display());
+        let failed = |error| problem(file, &error);
         // SAFETY: the user asks to run the library's code, as for any program.
         let library = unsafe { Library::open(Some(file), RTLD_NOW | RTLD_LOCAL) }.map_err(failed)?;
         // SAFETY: `judge/allocator.h` declares the functions with these types.
@@ -110,7 +110,7 @@ impl Allocator {
     }
 
     fn failed(&self, function: &str, code: c_int) -> Error {
-        let name = texts(code).0.to_string_lossy();
+        let name = texts(code).map_or(c"an unknown error", |texts| texts.runtime).to_string_lossy();
         Error::new(ErrorKind::Driver, format!("{function} of {} returns {name} ({code})", self.name))
     }
 }

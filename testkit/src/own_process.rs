@@ -1,6 +1,7 @@
 //! Runs a test in its own process, because the test forks, counts threads, or needs state that a process has
 //! only once.
 
+use std::ffi::OsStr;
 use std::process::Command;
 
 use millpond_core::environment::variable;
@@ -25,6 +26,16 @@ const IN_CHILD: &str = "MILLPOND_TEST_OWN_PROCESS";
 /// }
 /// ```
 pub fn run<F: FnOnce()>(body: F) {
+    run_with(&[], body);
+}
+
+/// Runs a test's body in a new process, as [`run`] does, with these additional environment variables. The
+/// dynamic linker, for example, reads its variables only when a process starts.
+///
+/// # Panics
+///
+/// As for [`run`].
+pub fn run_with<F: FnOnce()>(variables: &[(&str, &OsStr)], body: F) {
     if variable(IN_CHILD).is_some() {
         return body();
     }
@@ -35,6 +46,7 @@ pub fn run<F: FnOnce()>(body: F) {
     let output = Command::new(program)
         .args(["--exact", test, "--nocapture"])
         .env(IN_CHILD, "1")
+        .envs(variables.iter().copied())
         .output()
         .expect("a test can be run");
     let text = String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);

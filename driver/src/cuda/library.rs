@@ -1,5 +1,6 @@
 //! Finds and initialises the driver library once per process.
 
+use std::error::Error;
 use std::sync::OnceLock;
 
 use libloading::Library;
@@ -48,13 +49,30 @@ fn open_library() -> DriverResult<&'static Library> {
         // SAFETY: the driver's initialisers may run on any thread at any time.
         match unsafe { Library::new(*name) } {
             Ok(library) => return Ok(Box::leak(Box::new(library))),
-            Err(error) => reasons.push(error.to_string()),
+            Err(error) => reasons.push(reason(&error)),
         }
     }
     // An installed driver has the first name.
     Err(no_library(reasons.swap_remove(0)))
 }
 
+/// The linker's reason, which `libloading` keeps out of its own text.
+fn reason(error: &libloading::Error) -> String {
+    error.source().map_or_else(|| error.to_string(), ToString::to_string)
+}
+
 fn no_library(reason: String) -> DriverError {
     DriverError::new(DriverError::NO_LIBRARY, "loading the driver").with_detail(reason)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_error_has_the_reason_of_the_linker() {
+        // SAFETY: there is no such library, so that none of its code runs.
+        let error = unsafe { Library::new("libmillpond-no-such-library.so") }.unwrap_err();
+        assert!(reason(&error).contains("libmillpond-no-such-library.so"), "{}", reason(&error));
+    }
 }

@@ -143,3 +143,47 @@ fn pools_of_the_driver_serve_in_stream_order() {
     }
     assert!(device.violations().is_empty(), "{:?}", device.violations());
 }
+
+/// The functions that PyTorch's allocator calls, and that no other test does.
+#[test]
+fn the_device_describes_itself_and_has_no_peer() {
+    let (_device, _entered) = device();
+    // `cudaDeviceProp` of CUDA 13 has 1008 bytes: the memory at 288, the warps at 308, the capability at 360.
+    let mut properties = [0_u8; 1008];
+    let (mut ptr, mut found, mut status, mut used) = (null_mut(), null_mut(), -1, 7_u64);
+    let number = |bytes: &[u8], at: usize| i32::from_le_bytes(std::array::from_fn(|byte| bytes[at + byte]));
+    // SAFETY: the places are local values of the right sizes, and the blocks are live.
+    unsafe {
+        let place = (&raw mut properties).cast();
+        assert_eq!(
+            [(CUDA.cudaGetDeviceProperties)(place, 0), (CUDA.cudaGetDeviceProperties)(place, 9)],
+            [0, 101]
+        );
+        assert_eq!((CUDA.cudaMalloc)(&raw mut ptr, 16), 0);
+        assert_eq!((CUDA.cudaMemset)(ptr, 5, 8), 0);
+        let half = ptr.byte_add(8);
+        assert_eq!((CUDA.cudaMemcpyPeerAsync)(half, 0, ptr, 0, 8, null_mut()), 0);
+        assert_eq!((CUDA.cudaMemcpyPeerAsync)(half, 0, ptr, 9, 8, null_mut()), 101);
+        let mut copied = [0_u8; 8];
+        assert_eq!((CUDA.cudaMemcpy)((&raw mut copied).cast(), half, 8, 2), 0);
+        assert_eq!(copied, [5; 8]);
+        assert_eq!((CUDA.cudaFree)(ptr), 0);
+        assert_eq!(
+            [(CUDA.cudaDeviceEnablePeerAccess)(0, 0), (CUDA.cudaDeviceEnablePeerAccess)(9, 0)],
+            [101, 101]
+        );
+        assert_eq!((CUDA.cudaDeviceGetGraphMemAttribute)(0, 0, &raw mut used), 0);
+        let name = c"cuMemGetMemPool".as_ptr();
+        let entry = CUDA.cudaGetDriverEntryPointByVersion;
+        assert_eq!((entry)(name, &raw mut found, 12_000, 0, &raw mut status), 0);
+        assert!(status == 2 && found.is_null(), "CUDA 12.0 did not have the function");
+        assert_eq!((CUDA.cudaGetDriverEntryPoint)(name, &raw mut found, 0, &raw mut status), 0);
+        assert!(status == 0 && !found.is_null());
+    }
+    assert_eq!(used, 0);
+    assert_ne!(properties[0], 0, "the device has a name");
+    assert_eq!(
+        [number(&properties, 288), number(&properties, 308), number(&properties, 360)],
+        [1 << 30, 32, 9]
+    );
+}

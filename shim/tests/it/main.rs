@@ -1,4 +1,5 @@
 //! Tests of the entry points and of the judge.
 
 mod calls;
+mod driver;
 mod found;

@@ -44,7 +44,13 @@ impl State {
 
     pub(crate) fn stream_capture_id(&mut self, stream: StreamRef) -> Answer<Option<u64>> {
         let slot = self.stream_slot(stream, "cuStreamGetCaptureInfo")?;
-        Ok(self.captures.of(slot))
+        match self.captures.of(slot) {
+            Some(id) if self.captures.is_broken(id) => {
+                let text = "a call that cannot be captured invalidated the stream's capture";
+                Err(Refusal::new(DriverError::STREAM_CAPTURE_INVALIDATED, text))
+            }
+            known => Ok(known),
+        }
     }
 
     pub(crate) fn stream_ref(&mut self, handle: u64) -> Answer<StreamRef> {

@@ -86,6 +86,11 @@ impl Captures {
         self.live.iter().find(|capture| capture.slots().any(|of| of == slot)).map(|capture| capture.id)
     }
 
+    /// Whether a call has ended the capture, which its program must still end.
+    pub(crate) fn is_broken(&self, id: CaptureId) -> bool {
+        self.live.iter().any(|capture| capture.id == id && capture.broken_by.is_some())
+    }
+
     /// Sets the calling thread's mode, and returns the previous one.
     pub(crate) fn exchange_mode(&mut self, mode: CaptureMode) -> CaptureMode {
         let me = this_thread();
