@@ -27,10 +27,22 @@ pub const fn gib(count: u64) -> u64 {
     count.saturating_mul(1 << 30)
 }
 
-/// Formats bytes for a stack's text: in the largest unit that divides them evenly, so nothing is lost.
+/// Decimal units and their sizes in bytes, the largest first.
+const DECIMAL: [(&str, u64); 3] = [("TB", 1_000_000_000_000), ("GB", 1_000_000_000), ("MB", 1_000_000)];
+
+/// A size with a longer number is written in a decimal unit, if the number then has at most as many digits.
+const MOST_DIGITS: u32 = 4;
+
+/// Formats bytes for a stack's text: in the largest unit that divides them evenly, so nothing is lost. A
+/// decimal unit is used if only that makes the number short, as in `40GB`.
 fn exact_bytes(bytes: u64) -> String {
-    let (unit, size) =
-        UNITS.into_iter().find(|(_, size)| bytes >= *size && bytes.is_multiple_of(*size)).unwrap_or(("B", 1));
+    let largest = |units: &[(&'static str, u64)]| {
+        units.iter().copied().find(|(_, size)| bytes >= *size && bytes.is_multiple_of(*size))
+    };
+    let is_short = |size: u64| (bytes / size).checked_ilog10().is_none_or(|power| power < MOST_DIGITS);
+    let binary = largest(&UNITS).unwrap_or(("B", 1));
+    let decimal = largest(&DECIMAL).filter(|(_, size)| is_short(*size) && !is_short(binary.1));
+    let (unit, size) = decimal.unwrap_or(binary);
     match unit {
         "B" if bytes > 0 && bytes < LEAST_WITHOUT_UNIT => format!("{bytes}B"),
         "B" => bytes.to_string(),
@@ -243,6 +255,23 @@ mod tests {
         assert!(parse_bytes("16.0EiB").is_err(), "a number with a point has the same bound");
         for (percent, is_right) in [("100%", true), ("0%", true), ("100.1%", false), ("-1%", false)] {
             assert_eq!(percent.parse::<ByteSize>().is_ok(), is_right, "{percent}");
+        }
+    }
+
+    #[test]
+    fn issue_32_sizes_in_decimal_units_are_printed_as_people_write_them() {
+        for (bytes, text) in [
+            (40_000_000_000, "40GB"),
+            (1_500_000_000, "1500MB"),
+            (1_000_000, "1MB"),
+            (2_000_000_000_000, "2TB"),
+            (1000, "1000B"),
+            (1_048_576_000, "1000MiB"),
+            (1_234_567, "1234567"),
+            (0, "0"),
+        ] {
+            assert_eq!(ByteSize::Bytes(bytes).to_string(), text);
+            assert_eq!(parse_bytes(text).unwrap(), bytes);
         }
     }
 

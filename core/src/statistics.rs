@@ -133,6 +133,11 @@ pub struct ResourceStatistics {
     pub ladder: LadderCounts,
     /// How blocks were freed. Every count is 0 unless the resource is a pool.
     pub frees: FreeCounts,
+    /// Whether an adaptor counted these figures, because the resource below it keeps none. The free memory
+    /// that such a resource holds is not known: `bytes_reserved` contains the live blocks only, and
+    /// `largest_free_block` and `blocks_free` are 0.
+    #[cfg_attr(feature = "serde", serde(default))]
+    pub is_counted_above: bool,
 }
 
 impl ResourceStatistics {
@@ -152,6 +157,7 @@ impl ResourceStatistics {
         misuses: u64,
         ladder: LadderCounts,
         frees: FreeCounts,
+        is_counted_above: bool,
     }
 
     /// Returns whether [`misuses`](Self::misuses) is the only count that the resource keeps, as in plain CUDA
@@ -197,7 +203,14 @@ impl ResourceStatistics {
                 out_of_memory: a.out_of_memory + b.out_of_memory,
             },
             frees,
+            is_counted_above: self.is_counted_above || other.is_counted_above,
         }
+    }
+
+    /// Returns whether the resource itself keeps the figures of its memory. If not, the figures of free
+    /// memory, of the reuse ladder and of frees say nothing.
+    pub fn are_of_resource(&self) -> bool {
+        !self.is_counted_above && !self.knows_only_misuses()
     }
 
     /// Returns the number of free bytes among the bytes that the resource holds from upstream.

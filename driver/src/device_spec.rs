@@ -273,7 +273,7 @@ mod tests {
             ("SIM:H200", DeviceSpec::SimH200, "sim:h200"),
             (" sim:a100 ", DeviceSpec::SimA100, "sim:a100"),
             ("sim:8GiB", DeviceSpec::SimCapacity(8 << 30), "sim:8GiB"),
-            ("sim:0.5GB", DeviceSpec::SimCapacity(500_000_000), "sim:500000000"),
+            ("sim:0.5GB", DeviceSpec::SimCapacity(500_000_000), "sim:500MB"),
             ("sim:2097152", DeviceSpec::SimCapacity(2 << 20), "sim:2MiB"),
             ("Sim: My/H100.TOML", DeviceSpec::SimProfile("My/H100.TOML".into()), "sim:My/H100.TOML"),
             ("sim:/a", DeviceSpec::SimProfile("/a".into()), "sim:/a"),

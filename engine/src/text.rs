@@ -1,6 +1,8 @@
 //! Formats numbers. Prepares texts from files for a terminal.
 
-use millpond_core::format_bytes;
+use std::borrow::Cow;
+
+use millpond_core::{ByteSize, format_bytes};
 
 /// The binary units, each 1024 times the one before it.
 const UNITS: [&str; 7] = ["B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
@@ -8,6 +10,48 @@ const UNITS: [&str; 7] = ["B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
 /// Returns a text without control characters, which could change the state of a terminal.
 pub fn plain(text: &str) -> String {
     text.chars().map(|char| if char.is_control() { '\u{fffd}' } else { char }).collect()
+}
+
+/// The name of a file that is read from the standard input.
+pub const STANDARD_INPUT: &str = "standard input";
+
+/// Returns a file's name as one word of a command, in quotation marks if a shell needs them. A file that
+/// cannot be named again, such as the standard input, becomes `FILE`.
+///
+/// ```
+/// use millpond_engine::text::{STANDARD_INPUT, file_word};
+/// assert_eq!(file_word("logs/run 1.csv"), "'logs/run 1.csv'");
+/// assert_eq!(file_word("logs/run1.csv"), "logs/run1.csv");
+/// assert_eq!(file_word("-a.csv"), "./-a.csv");
+/// assert_eq!(file_word(STANDARD_INPUT), "FILE");
+/// ```
+pub fn file_word(file: &str) -> Cow<'_, str> {
+    if file == STANDARD_INPUT || file.contains(char::is_control) {
+        return "FILE".into();
+    }
+    match file.starts_with('-') {
+        true => shlex::try_quote(&format!("./{file}")).unwrap_or("FILE".into()).into_owned().into(),
+        false => shlex::try_quote(file).unwrap_or("FILE".into()),
+    }
+}
+
+/// Formats a number of bytes for an option of a command, as in `--device sim:80GiB`. The text is exact if the
+/// number is a multiple of a MiB, or short in a decimal unit. Otherwise it is rounded up to whole MiB.
+///
+/// ```
+/// use millpond_engine::text::option_bytes;
+/// let sizes = [80 << 30, 40_000_000_000, (80 << 30) - 1, 1];
+/// assert_eq!(sizes.map(option_bytes), ["80GiB", "40GB", "80GiB", "1MiB"]);
+/// assert_eq!(option_bytes((79 << 30) + (130 << 20) + 5), "81027MiB");
+/// ```
+pub fn option_bytes(bytes: u64) -> String {
+    const MIB: u64 = 1 << 20;
+    let text = ByteSize::Bytes(bytes).to_string();
+    let is_exact = bytes.is_multiple_of(MIB) || ["MB", "GB", "TB"].iter().any(|unit| text.ends_with(unit));
+    match bytes.checked_next_multiple_of(MIB).filter(|_| !is_exact) {
+        Some(above) => ByteSize::Bytes(above).to_string(),
+        None => text,
+    }
 }
 
 /// Formats a number with a noun, as in `1 block` and `2 blocks`.

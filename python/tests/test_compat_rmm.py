@@ -96,6 +96,23 @@ def test_install_registers_all_modules_at_once():
     assert run(program) == "b'abc'"
 
 
+def test_a_program_that_uses_rmm_records_its_lines_as_explain_says(tmp_path):
+    program = (
+        "import millpond.compat.rmm\n"
+        "millpond.compat.rmm.install()\n"
+        "millpond.record_memory_history()\n"
+        "import rmm\n"
+        "rmm.reinitialize(pool_allocator=True)\n"
+        "def load(): return rmm.DeviceBuffer(size=1000)\n"
+        "kept = load()\n"
+        f"snapshot = millpond.memory_snapshot({str(tmp_path / 'snapshot.pickle')!r})\n"
+        "events = [event for trace in snapshot['device_traces'] for event in trace]\n"
+        "allocation = next(event for event in events if event['action'] == 'alloc')\n"
+        "print(allocation['size'], allocation['frames'][0]['name'], allocation['frames'][0]['line'])\n"
+    )
+    assert run(program) == "1000 load 6"
+
+
 def test_install_is_refused_beside_rmm_itself(tmp_path):
     (tmp_path / "rmm.py").write_text("")
     program = (

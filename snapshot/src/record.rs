@@ -94,9 +94,9 @@ nsys export --type sqlite --output profile.sqlite profile.nsys-rep
     pub fn to_record_again(recording: &Recording) -> Option<Self> {
         let framework = match recording.source().format.as_str() {
             Source::PYTORCH | Source::PYTORCH_MESSAGE | Source::PYTORCH_TRACE => Self::PyTorch,
-            "RMM log" | Source::RMM_DEBUG => Self::Rmm,
+            Source::RMM | Source::RMM_DEBUG | Source::RMM_MESSAGE => Self::Rmm,
             "Nsight Systems export" => Self::Nsys,
-            Source::MILLPOND => Self::Millpond,
+            Source::MILLPOND | Source::MILLPOND_LOG => Self::Millpond,
             _ => return None,
         };
         let missing = [

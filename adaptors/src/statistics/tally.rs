@@ -155,6 +155,7 @@ impl Tally {
             .allocations(total)
             .deallocations(total.saturating_sub(blocks))
             .ladder(LadderCounts::default().grow(total).out_of_memory(failures))
+            .is_counted_above(true)
     }
 
     pub(super) fn pop(&self) -> Result<Counters> {

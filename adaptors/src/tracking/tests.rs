@@ -234,7 +234,7 @@ fn everything_else_is_the_upstreams() {
     handle.set_memory_info(MemoryInfo { free: 5, total: 9 });
     handle.set_trimmed_bytes(77);
     assert_eq!(resource.memory_info().unwrap(), MemoryInfo { free: 5, total: 9 });
-    assert_eq!(resource.statistics(), Some(ResourceStatistics::default()));
+    assert_eq!(resource.statistics(), Some(ResourceStatistics::default().is_counted_above(true)));
     assert_eq!(resource.trim(11).unwrap(), 77);
     handle.assert_calls([Call::MemoryInfo, Call::Statistics, Call::Trim { keep_bytes: 11 }]);
     assert!(resource.is_equal(&resource) && !resource.is_equal(resource.upstream().unwrap()));

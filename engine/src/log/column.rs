@@ -20,5 +20,8 @@ pub const BEFORE: &str = "Before";
 /// Data that has no column of its own: notes, separated by `;`.
 pub const NOTES: &str = "Notes";
 
+/// A number that grows from row to row. Only millpond writes it.
+pub const SEQUENCE: &str = "Sequence";
+
 /// The columns that only recordings have. [`Event`](super::Event) has none of them.
 pub const OF_RECORDINGS: [&str; 8] = [UNIX, STEP, STACK, POOL, TAG, ROUNDED, BEFORE, NOTES];

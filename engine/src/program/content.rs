@@ -68,6 +68,13 @@ impl Program {
         self
     }
 
+    /// Returns the same program with another [summary](Self::summary): the summary also has the bytes that
+    /// the allocator of the recorded program could have on its device.
+    pub fn available_bytes(mut self, bytes: Option<u64>) -> Self {
+        self.summary.available_bytes = bytes;
+        self
+    }
+
     /// Returns the different pairs of thread and stream. [`Op::lane`] is an index into these pairs.
     pub fn lanes(&self) -> &[Lane] {
         &self.lanes

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use super::{Limits, Program, ProgramBuilder, rows};
 use crate::Result;
-use crate::log::{LogError, LogReader};
+use crate::log::{LogError, LogReader, column};
 
 impl Program {
     /// Reads the log at `path`.
@@ -22,7 +22,8 @@ impl Program {
     /// written.
     pub fn read(mut reader: LogReader<'_>, limits: Limits) -> Result<Self> {
         let mut builder = ProgramBuilder::new(limits);
-        let is_of_millpond = ["Sequence", "Notes"].into_iter().any(|column| reader.has_column(column));
+        let is_of_millpond =
+            [column::SEQUENCE, column::NOTES].into_iter().any(|column| reader.has_column(column));
         let mut cut_off = None;
         rows::for_each_row(&mut reader, |row, is_cut_off| -> Result<()> {
             match row {

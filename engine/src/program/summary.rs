@@ -19,6 +19,9 @@ pub struct LogSummary {
     /// The number of private memory pools of the recorded program, for instance of CUDA graphs. A replay
     /// merges them with the default pool, so it needs less memory than the program does.
     pub private_pools: usize,
+    /// The most bytes that the program's allocator could have on its device when a request failed; `None` if
+    /// the file does not tell. The device has at least this many bytes.
+    pub available_bytes: Option<u64>,
     /// The data that the file lacks, as the importer found out, in one sentence each.
     pub not_known: Vec<String>,
     /// The number of rows, without the header and without skipped rows.
@@ -108,7 +111,8 @@ impl LogSummary {
         let lines = lines.map(|(count, noun, text)| format!("{} {text}", number_of(count, noun)));
         let flaws = self.flaws.sentences().into_iter().map(|(_, text)| text);
         let others = Some(self.other_device_rows).filter(|rows| *rows > 0).map(ChosenDevice::sentence);
+        // Only a log has `rest_missing`. An imported file has this gap first in `not_known`.
         let not_known = self.not_known.iter().map(|text| format!("not known: {text}"));
-        flaws.chain(lines).chain(others).chain(not_known).collect()
+        not_known.chain(flaws).chain(lines).chain(others).collect()
     }
 }

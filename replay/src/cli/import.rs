@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use clap::{Args, ValueEnum};
 use millpond_core::format_bytes;
 use millpond_engine::log::{self, LogError};
-use millpond_engine::text::{bytes_among, number_of, plain};
+use millpond_engine::text::{STANDARD_INPUT, bytes_among, number_of, plain};
 use millpond_planning::MinimallocCsv;
 use millpond_snapshot::import::{self, Options};
 use millpond_snapshot::placement;
@@ -29,8 +29,9 @@ const ZSTD_WINDOW_LOG: u32 = 27;
 /// HTML pages of PyTorch's viewer), torch.profiler traces, minimalloc's CSV, SQLite exports from Nsight
 /// Systems, and allocation logs.
 ///
-/// Also reads files that show the memory at one moment: texts with PyTorch's out-of-memory message, allocator
-/// dumps of TensorFlow or XLA, compute-sanitizer's leak reports, and JAX's device memory profiles.
+/// Also reads files that show the memory at one moment: texts with PyTorch's out-of-memory message or RMM's
+/// error, allocator dumps of TensorFlow or XLA, compute-sanitizer's leak reports, and JAX's device memory
+/// profiles.
 ///
 /// Files may be compressed with gzip or zstd. The command recognises a file by its content, not by its name.
 /// It never runs code from a file, so you can import a file that you do not trust. The report lists the
@@ -57,8 +58,8 @@ pub(super) struct SourceArgs {
     #[arg(value_name = "FILE")]
     file: PathBuf,
 
-    /// The number of the device whose events are read [default: the busiest device of a snapshot, the first
-    /// device of a log]
+    /// The number of the device whose events are read [default: the device of a snapshot on which a request
+    /// failed, or else the busiest one; the first device of a log]
     #[arg(long, value_name = "N")]
     device: Option<u32>,
 
@@ -80,7 +81,7 @@ impl SourceArgs {
     pub(super) fn import_also(&self, file: &Path) -> millpond_engine::Result<Recording> {
         let options = Options::default().device(self.device).memory(self.memory);
         let is_input = file == Path::new("-");
-        let name = if is_input { "standard input".to_owned() } else { file.display().to_string() };
+        let name = if is_input { STANDARD_INPUT.to_owned() } else { file.display().to_string() };
         let progress = self.progress();
         let bar = progress.waiting();
         progress.step(&bar, &format!("reading {name}"));
@@ -98,7 +99,7 @@ impl SourceArgs {
     /// Imports the file. If it is minimalloc's CSV, also returns its rows.
     pub(super) fn import_with_rows(&self) -> millpond_engine::Result<(Recording, Option<MinimallocCsv>)> {
         let is_input = self.file == Path::new("-");
-        let name = if is_input { "standard input".to_owned() } else { self.file.display().to_string() };
+        let name = if is_input { STANDARD_INPUT.to_owned() } else { self.file.display().to_string() };
         let fail = |why: String| millpond_engine::Error::from(LogError::new(&name, 0, why));
         let unread = |error: io::Error| fail(format!("cannot be read ({error})"));
         let mut file: Box<dyn Read + Send> = if is_input {
@@ -217,7 +218,7 @@ fn write(recording: &Recording, path: &Path) -> Result<(), Failure> {
 fn json(recording: &Recording, out: &mut impl Write) -> io::Result<()> {
     let bounds = placement::bounds(recording);
     let report = Report {
-        version: 1,
+        version: 2,
         file: recording.file(),
         source: recording.source(),
         device: recording.device(),

@@ -23,8 +23,9 @@ use super::verdict::{Failure, Verdict};
 /// For each candidate, the command prints the smallest memory in which the candidate serves every request. It
 /// also prints the number of stalls (calls that wait for the device) and of driver calls, and the time in
 /// driver calls. At the end, it prints the least memory that any allocator needs. If no candidate fits into
-/// --capacity or on the device that the file names, the exit status is 1. It is also 1 if the file has
-/// private memory pools (CUDA graphs): a replay merges them, so no setting can be recommended.
+/// --capacity, or into the memory that the program's device had for it when a request failed, the exit status
+/// is 1. It is also 1 if the file has private memory pools (CUDA graphs): a replay merges them, so no setting
+/// can be recommended.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct TuneArgs {
     #[command(flatten)]

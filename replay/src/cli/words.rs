@@ -5,6 +5,7 @@ use std::path::Path;
 
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Command, CommandFactory, Parser};
+use millpond_engine::text::file_word;
 
 use super::args::Cli;
 use super::suggest;
@@ -25,7 +26,9 @@ pub(super) fn parse(words: impl IntoIterator<Item = OsString>) -> Result<Cli, cl
 fn with_tip(words: &[OsString], mut error: clap::Error) -> clap::Error {
     let is_missing = error.kind() == ErrorKind::MissingRequiredArgument;
     if is_missing && words.get(1).is_some_and(|word| word == "gate") {
-        let tip = "`gate FILE --budget budget.toml --write` creates a budget".to_owned();
+        let file = words.get(2).and_then(|word| word.to_str()).filter(|word| !word.starts_with('-'));
+        let file = file.map_or("FILE".into(), file_word);
+        let tip = format!("`gate {file} --budget budget.toml --write` creates a budget");
         error.insert(ContextKind::Suggested, ContextValue::StyledStrs(vec![tip.into()]));
     }
     error
@@ -99,7 +102,10 @@ mod tests {
     #[test]
     fn without_a_budget_the_error_says_how_one_is_made() {
         let error = of("gate a.pickle").unwrap_err();
-        assert!(error.contains("--budget <BUDGET.toml>") && error.contains("--write` creates"), "{error}");
+        assert!(
+            error.contains("--budget <BUDGET.toml>") && error.contains("`gate a.pickle --budget"),
+            "{error}"
+        );
     }
 
     #[test]

@@ -266,7 +266,7 @@ impl Watch for StackWatch<'_> {
         };
         self.passes.push(Span { own_ns, total_ns, peak_bytes: self.driver.peak_bytes_held(), ..span });
         self.calls = now.counts.total_calls();
-        self.statistics = self.resource.statistics();
+        self.statistics = self.resource.statistics().filter(ResourceStatistics::are_of_resource);
         if self.passes.len() == 1 {
             self.first_statistics = self.statistics;
         }

@@ -4,8 +4,8 @@
 //! on a GPU. Times only break ties: on a simulated device they come from a model, and on any device small
 //! differences are noise.
 
-use millpond_core::{ByteSize, format_bytes};
-use millpond_engine::text::{bytes_among, counted, thousands};
+use millpond_core::format_bytes;
+use millpond_engine::text::{bytes_among, counted, file_word, option_bytes, thousands};
 use millpond_snapshot::tune;
 
 use super::ran::figures;
@@ -54,7 +54,8 @@ pub(super) fn of(comparison: &Comparison) -> Option<Advice<'_>> {
         return None;
     }
     if comparison.log.private_pools > 0 {
-        let text = format!("note: {}.", tune::not_advised(comparison.log.private_pools));
+        let text =
+            format!("note: {}.", tune::not_advised(&comparison.log.file, comparison.log.private_pools));
         return Some(Advice { text, stack: None });
     }
     let served = ran.iter().copied().filter(|(_, figures)| !figures.failed_a_row());
@@ -62,13 +63,21 @@ pub(super) fn of(comparison: &Comparison) -> Option<Advice<'_>> {
     // much slower.
     let (managed, served): (Vec<Ran<'_>>, Vec<Ran<'_>>) = served.partition(|(spec, _)| is_managed(spec));
     let log = &comparison.log;
+    // If the program's device had less memory for its allocator than a stack takes, the stack would fail.
+    let (fitting, too_large): (Vec<Ran<'_>>, Vec<Ran<'_>>) = served
+        .into_iter()
+        .partition(|(_, figures)| log.available_bytes.is_none_or(|most| figures.peak() <= most));
+    let is_too_large = fitting.is_empty() && !too_large.is_empty();
+    let served = if is_too_large { too_large } else { fitting };
     // If a request failed, memory counts, and calls do not. `tune` has the same rule.
     let is_better = |(spec, figures): &Ran<'_>| match log.failed_requests {
         0 => spares(figures),
         _ => *spec != PLAIN && !spec.starts_with(DRIVER_POOL),
     };
     let better: Vec<Ran<'_>> = served.iter().copied().filter(is_better).collect();
-    let (to_do, stack) = if let Some((spec, peak)) = present_is_best(comparison, smallest(&served)) {
+    let (to_do, stack) = if let Some(best) = smallest(&served).filter(|_| is_too_large) {
+        (larger_than_the_programs(comparison, best), None)
+    } else if let Some((spec, peak)) = present_is_best(comparison, smallest(&served)) {
         (keep(comparison, spec, peak), None)
     } else if let Some(best) = smallest(&better) {
         let advice = use_stack(comparison, best, plain(&ran)) + &if_memory_is_short(&served, best);
@@ -115,10 +124,19 @@ fn present_is_best<'a>(comparison: &'a Comparison, best: Option<Ran<'a>>) -> Opt
 
 /// Returns the advice if the program's present allocator needs no more memory than any stack.
 fn keep(comparison: &Comparison, model: &str, peak: u64) -> String {
+    // The device had enough memory, so something else made the request fail.
+    let why = match comparison.log.available_bytes.filter(|available| *available >= peak) {
+        Some(available) => format!(
+            "; its device had {} for it, so probably a limit forbade more: see `millpond-replay explain {}`",
+            format_bytes(available),
+            file_word(&comparison.log.file)
+        ),
+        None => String::new(),
+    };
     format!(
         "run the program where its allocator can reserve {}, or keep less memory live: on {} the model \
          `{model}` of its own allocator served every request, also the failed ones, and no stack here needs \
-         less",
+         less{why}",
         format_bytes(peak),
         comparison.device.spec,
     )
@@ -144,6 +162,19 @@ fn larger_for_managed(comparison: &Comparison, spec: &str, figures: &StackFigure
     format!("look for a larger device, or keep less memory live: {why}; no other stack served the log")
 }
 
+/// Returns the advice if each stack that served the log takes more memory than the program's device had for
+/// the allocator.
+fn larger_than_the_programs(comparison: &Comparison, (spec, figures): Ran<'_>) -> String {
+    let sizes = [figures.peak(), comparison.log.available_bytes.unwrap_or(0)];
+    let [taken, available] = sizes.map(|bytes| bytes_among(bytes, &sizes));
+    format!(
+        "look for a larger device, or keep less memory live: the program's own device had only {available} \
+         for its allocator when a request failed, and the stack that needs the least, `{spec}`, took {taken} \
+         on {}",
+        comparison.device.spec
+    )
+}
+
 fn use_stack(comparison: &Comparison, (spec, figures): Ran<'_>, plain: Option<Ran<'_>>) -> String {
     let calls = counted(figures.driver.calls_first_pass, "driver call");
     let calls = match plain {
@@ -155,8 +186,10 @@ fn use_stack(comparison: &Comparison, (spec, figures): Ran<'_>, plain: Option<Ra
     let again = figures.asked_again.as_ref().map_or(String::new(), |asked| {
         let (served, requests) = (thousands(asked.served), counted(asked.requests, "request"));
         format!(
-            ", and served {served} of {requests} that failed when the log was written; `tune FILE` finds the \
-             smallest device for this stack, and for the settings of the program's own allocator"
+            ", and served {served} of {requests} that failed when the log was written; `millpond-replay tune \
+             {}` finds the smallest device for this stack, and for the settings of the program's own \
+             allocator",
+            file_word(&comparison.log.file)
         )
     });
     let sizes = [figures.peak(), figures.peak_needed_bytes];
@@ -195,11 +228,13 @@ fn form(comparison: &Comparison, spec: &str) -> String {
         Some(format) if format.starts_with("PyTorch") => format!(
             " (in Python, before any torch.cuda call: `import millpond.torch; millpond.torch.use({spec:?})`)"
         ),
-        Some(_) => String::new(),
         None if log.is_of_millpond => format!(" (in Rust: {build})"),
-        None => format!(
+        // The logs of RMM are read without an import, unless other lines are between the rows.
+        None | Some("RMM log" | "RMM debug log") => format!(
             " (in Python, for RMM: `import millpond.rmm; millpond.rmm.use({spec:?})`; in Rust: {build})"
         ),
+        Some(format) if format.starts_with("millpond") => format!(" (in Rust: {build})"),
+        Some(_) => String::new(),
     }
 }
 
@@ -243,7 +278,7 @@ fn larger_device(comparison: &Comparison, ran: &[Ran<'_>]) -> String {
     format!(
         "replay the log with `--device sim:{}` to see how much memory it needs: no stack served it on \
          {}{closest}",
-        ByteSize::Bytes(size.min(LARGEST_DEVICE)),
+        option_bytes(size.min(LARGEST_DEVICE)),
         device.spec,
     )
 }

@@ -60,7 +60,7 @@ pub(super) fn write(
     for (row, (stack, figures)) in rows.iter_mut().zip(&shown) {
         row.push(match advised == Some(stack.spec.as_str()) {
             true => "use this one".to_owned(),
-            false => verdict(stack, figures, best),
+            false => verdict(stack, figures, best, comparison.log.available_bytes),
         });
     }
     let mut table = table_of(header.collect(), rows);
@@ -93,7 +93,12 @@ fn shown<'a>(ran: &'a Ran<'a>, advised: Option<&str>) -> Vec<(&'a StackReport, &
 }
 
 /// Returns why the program should not use a stack, or the advantage of the stack.
-fn verdict(stack: &StackReport, figures: &StackFigures, best: Option<&StackFigures>) -> String {
+fn verdict(
+    stack: &StackReport,
+    figures: &StackFigures,
+    best: Option<&StackFigures>,
+    available_bytes: Option<u64>,
+) -> String {
     if figures.misuses_all_passes > 0 {
         return "has a bug: see the note".to_owned();
     }
@@ -109,6 +114,9 @@ fn verdict(stack: &StackReport, figures: &StackFigures, best: Option<&StackFigur
     }
     if advice::is_managed(&stack.spec) {
         return "pages move on demand: slow".to_owned();
+    }
+    if available_bytes.is_some_and(|most| figures.peak() > most) {
+        return "too large for the program's device".to_owned();
     }
     // If a request failed, memory counts, and calls do not.
     if !advice::spares(figures) && (figures.asked_again.is_none() || stack.spec == advice::PLAIN) {

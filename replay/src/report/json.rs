@@ -9,8 +9,9 @@
 //!                               that the program had allocated before the log began), leaked_blocks,
 //!                               unknown_frees, skipped_rows, rest_missing, and more;
 //!                               imported_from, recorded_with (the model of the program's allocator, as a
-//!                               stack), private_pools (of CUDA graphs: the replay merges them) and
-//!                               not_known[] if the file was imported
+//!                               stack), private_pools (of CUDA graphs: the replay merges them),
+//!                               available_bytes (the most that the program's device had for its allocator
+//!                               when a request failed) and not_known[] if the file was imported
 //! thread_order, passes          how it was replayed
 //! stacks[]                      one for each stack, in the requested order
 //!   spec                        the stack as text
@@ -31,7 +32,8 @@
 //!   peak_needed_bytes           of the log, with the requests that had failed
 //!   reserved_over_live_first, _last  the ratios of these; null if nothing is live
 //!   reserved_over_apart_first   the first peak over the least memory if streams share none
-//!   largest_free_block_bytes    after the last pass; null if the stack keeps no statistics
+//!   largest_free_block_bytes    after the last pass; null if the stack keeps no statistics of its own: an
+//!                               adaptor that counts requests does not know the free memory below it
 //!   bytes_beyond_slack          bytes that pools took beyond their slack in all passes to save driver calls;
 //!                               null if the stack keeps no statistics
 //!   ns_per_op_first, _best      of the first and the best pass: the stack's own time and the driver's; null

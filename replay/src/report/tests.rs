@@ -284,7 +284,8 @@ fn a_log_with_private_pools_gets_no_stack() {
     let pool: [Changed; 1] = [("cuda+pool", |_| ())];
     let text = table_of_log(Format::Table, &pool, |log| log.private_pools = 5);
     let note = "note: the file has 5 private pools (CUDA graphs), which a replay merges: no setting can be \
-                recommended. Share one graph pool: see `explain`.\n";
+                recommended. Share one graph pool: see `millpond-replay explain \
+                app.csv`.\n";
     assert!(text.contains(note) && text.find(note) < text.find("| stack"), "{text}");
     assert!(!text.contains("what to do") && !text.contains("use this one"), "{text}");
 }
@@ -303,7 +304,7 @@ fn after_a_failure_many_calls_do_not_count_against_a_pool() {
     ];
     let text = table_of_log(Format::Table, &ran, |log| log.failed_requests = 1);
     assert_eq!(row(&text, "cuda+pool").last(), Some(&"use this one"), "{text}");
-    assert!(text.contains("; `tune FILE` finds the smallest device"), "{text}");
+    assert!(text.contains("; `millpond-replay tune app.csv` finds the smallest device"), "{text}");
 }
 
 #[test]

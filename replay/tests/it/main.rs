@@ -15,6 +15,7 @@ mod gate;
 mod import;
 mod long_run;
 mod memory;
+mod one_answer;
 mod one_reading;
 mod overwrite;
 mod own_layers;

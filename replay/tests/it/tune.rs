@@ -28,7 +28,7 @@ fn fidelity_is_printed_as_text_and_json() {
     assert!(text.stdout.contains("7 of 7 segments returned to the driver as recorded"), "{}", text.stdout);
     let json = run(&["fidelity", "--format", "json", "--limit", "450MiB"], "garbage");
     let json: serde_json::Value = serde_json::from_str(&json.stdout).unwrap();
-    assert_eq!(json["model"], "torch:garbage_collection_threshold=0.6,limit=471859200");
+    assert_eq!(json["model"], "torch:garbage_collection_threshold=0.6,limit=450MiB");
     assert_eq!((&json["same_address"], &json["first"]), (&1500.into(), &serde_json::Value::Null));
 }
 

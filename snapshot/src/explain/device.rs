@@ -1,8 +1,9 @@
 //! Compares a size of the device that the user gives with the file.
 
 use millpond_core::format_bytes;
+use millpond_engine::text::{file_word, option_bytes};
 
-use super::explanation::{Explanation, Occasion};
+use super::explanation::Explanation;
 
 /// The nominal size of a device, such as 24 GiB, differs from the size that the driver reports by at most
 /// this share.
@@ -41,8 +42,10 @@ impl Explanation {
         match self.least_device_bytes() {
             Some((least, why)) if least > device_bytes => Err(format!(
                 "a device with {given} contradicts the file: {why}; give the size of the device on which the \
-                 program ran, or none. `millpond-replay plan FILE --capacity SIZE` says whether the program \
-                 fits into another device"
+                 program ran, or none. `millpond-replay plan {} --capacity {}` says whether the program fits \
+                 into another device",
+                file_word(&self.file),
+                option_bytes(device_bytes)
             )),
             _ => Ok(()),
         }
@@ -54,16 +57,9 @@ impl Explanation {
         if self.contradicts_itself {
             return None;
         }
-        let of_failures = self.moments.iter().filter(|moment| moment.occasion == Occasion::Failure);
-        let of_failures = of_failures.filter_map(|moment| {
-            let (reserved, free) = (moment.ledger.reserved_bytes?, moment.device_free_bytes?);
-            let why = format!(
-                "at event {}, {} were reserved, and {} of the device were free",
-                moment.ledger.event + 1,
-                format_bytes(reserved),
-                format_bytes(free)
-            );
-            Some((reserved.saturating_add(free), why))
+        let available = self.sums.available_bytes.map(|bytes| {
+            let at = "at a failed request, the allocator had or could take";
+            (bytes, format!("{at} {}", format_bytes(bytes)))
         });
         let live = self.sums.peak_live_bytes;
         let live = (live, format!("{} were live at one time", format_bytes(live)));
@@ -71,6 +67,6 @@ impl Explanation {
         let reserved =
             reserved.map(|bytes| (bytes, format!("{} were reserved at one time", format_bytes(bytes))));
         // If two numbers are equal, the shorter reason counts.
-        of_failures.chain(reserved).chain([live]).max_by_key(|(bytes, _)| *bytes)
+        available.into_iter().chain(reserved).chain([live]).max_by_key(|(bytes, _)| *bytes)
     }
 }

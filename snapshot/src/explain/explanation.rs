@@ -5,7 +5,7 @@ use serde::Serialize;
 use super::holders::Holder;
 use crate::recording::{Ledger, Source, StateCheck, Sums, Unknown};
 
-/// Explains the memory of a recorded program.
+/// Explains the memory of a recorded program. In JSON, events are counted from 1, as in texts.
 ///
 /// ```
 /// use millpond_snapshot::{explain, import};
@@ -97,7 +97,8 @@ pub struct Explained {
     pub ledger: Ledger,
     /// The size of the failed request in bytes, if the source records it.
     pub wanted_bytes: Option<u64>,
-    /// The user's code line that made the failed request, if the source records the call stack.
+    /// The user's code line that made the failed request, and the function that it called, if the source
+    /// records the call stack, as in `train.py:31 in step (torch.cat)`.
     pub wanted_by: Option<String>,
     /// The free bytes of the device, if the source records this number. For the allocator of TensorFlow and
     /// XLA, it is the number of bytes until the allocator's limit.

@@ -3,8 +3,7 @@
 use std::borrow::Borrow;
 use std::collections::HashMap;
 
-use millpond_core::ByteSize;
-use millpond_engine::text::{number_of, readable_bytes};
+use millpond_engine::text::{bytes_among, file_word, number_of, option_bytes, readable_bytes};
 
 use super::explanation::{Diagnosis, Explained};
 use super::fixes::{keep_less, less_fragmentation, less_rounding, other_users, raise_limit, share_streams};
@@ -197,6 +196,11 @@ fn does_not_fit(
     {
         let outside = bytes(outside);
         evidence.push(format!("{outside} of the device's memory are used outside of the allocator"));
+        evidence.extend(
+            recording
+                .other_processes()
+                .map(|(process, used)| format!("of these, process {process} uses {}", bytes(used))),
+        );
         let what = format!(
             "the request needed {} more, and {outside} were used outside of the allocator: by another \
              process, by libraries, or by the CUDA context",
@@ -248,6 +252,25 @@ fn request(recording: &Recording, explained: &Explained, wanted: u64) -> String 
     }
 }
 
+/// Returns what a source without the allocator's reserved bytes shows about a failed request.
+fn evidence_without_segments(recording: &Recording, explained: &Explained, wanted: u64) -> Vec<String> {
+    let live = readable_bytes(explained.ledger.active_bytes);
+    let were_live = match (recording.has_failures_only(), recording.has_sums_only()) {
+        (true, _) => String::new(),
+        (false, true) => format!("{live} were live; "),
+        (false, false) => {
+            format!("{live} were live in {}; ", number_of(explained.ledger.live_blocks, "block"))
+        }
+    };
+    let reserved = match recording.pool_bytes() {
+        Some(pool) => format!("the pool had {}", readable_bytes(pool)),
+        None => "the file does not record how much the allocator reserved".to_owned(),
+    };
+    let failed = format!("{} failed; {were_live}{reserved}", request(recording, explained, wanted));
+    let free = explained.device_free_bytes.map(|free| could_take(recording, free));
+    [failed].into_iter().chain(free).collect()
+}
+
 /// Explains a failed request if the source does not record the allocator's reserved bytes.
 fn without_segments(
     recording: &Recording,
@@ -256,25 +279,19 @@ fn without_segments(
     device_bytes: Option<u64>,
 ) -> Diagnosis {
     let bytes = readable_bytes;
-    let live = explained.ledger.active_bytes;
-    let needed = live.saturating_add(wanted);
+    let needed = explained.ledger.active_bytes.saturating_add(wanted);
     let is_live_known = !recording.has_failures_only();
-    let were_live = match is_live_known {
-        true if recording.has_sums_only() => format!("{} were live; ", bytes(live)),
-        true => {
-            format!("{} were live in {}; ", bytes(live), number_of(explained.ledger.live_blocks, "block"))
-        }
-        false => String::new(),
-    };
-    let mut evidence = vec![format!(
-        "{} failed; {were_live}the file does not record how much the allocator reserved",
-        request(recording, explained, wanted)
-    )];
-    evidence.extend(explained.device_free_bytes.map(|free| could_take(recording, free)));
-    let try_stacks = |device: ByteSize| match recording.require_blocks() {
-        Ok(()) => format!("find a stack that serves the request: millpond-replay FILE --device sim:{device}"),
+    let evidence = evidence_without_segments(recording, explained, wanted);
+    let try_stacks = |device_bytes: u64| match recording.require_blocks() {
+        Ok(()) => format!(
+            "find a stack that serves the request: millpond-replay {} --device sim:{}",
+            file_word(recording.file()),
+            option_bytes(device_bytes)
+        ),
         Err(_) => other_users(recording).to_owned(),
     };
+    // The size of the device has the same form in all sentences.
+    let exact = |bytes: u64, other: u64| bytes_among(bytes, &[bytes, other]);
     let limit = recording.limit_bytes().filter(|limit| !is_live_known || needed > *limit);
     let (code, what, fix) = match (limit, device_bytes) {
         (Some(limit), _) => (
@@ -286,8 +303,8 @@ fn without_segments(
             "does_not_fit",
             format!(
                 "the program does not fit: {} are needed, and the device has {}",
-                bytes(needed),
-                bytes(device)
+                exact(needed, device),
+                exact(device, needed)
             ),
             "use less memory at once, for example with a smaller batch".to_owned(),
         ),
@@ -301,18 +318,15 @@ fn without_segments(
             format!(
                 "{} would have sufficed, and the device has {}: the allocator wasted the rest or was \
                  limited, or another process used it",
-                bytes(needed),
-                bytes(device)
+                exact(needed, device),
+                exact(device, needed)
             ),
-            try_stacks(ByteSize::Bytes(device)),
+            try_stacks(device),
         ),
         (None, None) => (
             UNEXPLAINED,
             format!("{} were needed; the size of the device is not known", bytes(needed)),
-            format!(
-                "give the size of the device, as in --device-memory 80GiB; and {}",
-                try_stacks(ByteSize::Bytes(80 << 30))
-            ),
+            format!("give the size of the device, as in --device-memory 80GiB; and {}", try_stacks(80 << 30)),
         ),
     };
     with_holders(code, what, evidence, explained, vec![fix])
@@ -452,15 +466,14 @@ fn fragmentation(
     let device = readable_bytes(explained.device_free_bytes.unwrap_or(0));
     Diagnosis {
         code: "fragmentation",
-        what: match recording.has_sums_only() {
-            true => format!(
+        what: match (recording.has_sums_only(), is_enough) {
+            (true, true) => format!(
                 "{unused} were free in the allocator, but not for this request: fragmentation, or memory of \
                  another stream"
             ),
-            false if is_enough => {
-                format!("{unused} were free, but in pieces that were too small: fragmentation")
-            }
-            false => format!(
+            (false, true) => format!("{unused} were free, but in pieces that were too small: fragmentation"),
+            // Neither of the two would have sufficed alone.
+            (_, false) => format!(
                 "{unused} in the allocator and {device} on the device were free, but in pieces that were too \
                  small: fragmentation"
             ),

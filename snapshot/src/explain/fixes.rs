@@ -1,5 +1,7 @@
 //! The code lines and settings that help, in the form that the program's allocator and its version expect.
 
+use millpond_engine::text::file_word;
+
 use super::settings;
 use crate::recording::{Recording, Source};
 
@@ -23,7 +25,7 @@ enum Allocator {
 impl Allocator {
     fn of(recording: &Recording) -> Self {
         match recording.source().format.as_str() {
-            Source::MILLPOND => Self::Millpond,
+            Source::MILLPOND | Source::MILLPOND_LOG => Self::Millpond,
             Source::PYTORCH_MESSAGE => match kind(recording) {
                 Recording::ASYNC => Self::Async,
                 "MPS" => Self::Mps,
@@ -37,7 +39,7 @@ impl Allocator {
             }
             Source::PYTORCH | Source::PYTORCH_TRACE => Self::PyTorch,
             Source::BFC => Self::Bfc,
-            Source::RMM_DEBUG => Self::RmmPool,
+            Source::RMM_DEBUG | Source::RMM_MESSAGE => Self::RmmPool,
             _ => Self::Unknown,
         }
     }
@@ -95,11 +97,12 @@ fn expandable_segments(recording: &Recording) -> Vec<String> {
         version.is_some() || recording.settings().iter().any(|(name, _)| name == "expandable_segments");
     let needs = if is_known { "" } else { "expandable_segments needs PyTorch 2.1 or later; " };
     let check = match recording.has_sums_only() {
-        true => "",
-        false => {
-            "run `millpond-replay tune FILE` to check that this helps, because some programs need more \
-             memory with it; "
-        }
+        true => String::new(),
+        false => format!(
+            "run `millpond-replay tune {}` to check that this helps, because some programs need more memory \
+             with it; ",
+            file_word(recording.file())
+        ),
     };
     vec![
         format!("{variable}=expandable_segments:True"),
@@ -246,7 +249,8 @@ mod tests {
             (Source::MILLPOND, &[stacks, ("expandable_segments", "True")], "long-lived", "`max`"),
             (Source::BFC, &[], "TF_GPU_ALLOCATOR", "XLA_PYTHON_CLIENT_MEM_FRACTION"),
             (Source::RMM_DEBUG, &[], "long-lived", "maximum_pool_size"),
-            ("RMM log", &[], "long-lived", "the limit of the allocator"),
+            (Source::MILLPOND_LOG, &[], "pages=off", "`max`"),
+            (Source::RMM, &[], "long-lived", "the limit of the allocator"),
         ] {
             let recording = recording(format, settings);
             let (fixes, raise) = (less_fragmentation(&recording).join("; "), raise_limit(&recording));

@@ -29,6 +29,9 @@ pub struct Holder {
     /// `train.py:20 in attention`. If the user's code has no line, it is another line or an operator. If
     /// there is no call stack, it is the reason why.
     pub lead: String,
+    /// The function of a framework or a library that the lead calls, as in `torch.cat`, if the call stack
+    /// tells it.
+    pub called: Option<String>,
     /// The modules whose `forward` functions lead to the blocks, the outermost first, as in `GPT.forward >
     /// Block.forward`. If the frames do not show the classes, the modules are named by their code lines. If
     /// there is no module, this is the file of the optimizer.
@@ -133,6 +136,7 @@ fn holder(recording: &Recording, common: &Common<'_>, mut sum: Sum) -> Holder {
         requested_bytes: sum.requested_bytes,
         blocks: sum.blocks,
         lead,
+        called: stack.called(),
         module_path: stack.module_path(),
         in_backward: stack.is_in_backward(),
         stacks: sum.stacks.len() as u64,

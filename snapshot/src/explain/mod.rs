@@ -62,7 +62,7 @@ pub fn explain(recording: &Recording, device_bytes: Option<u64>) -> Explanation 
         largest: verdict::largest_request(recording),
     };
     Explanation {
-        version: 2,
+        version: 3,
         file: recording.file().to_owned(),
         contradicts_itself: verdict.contradiction().is_some(),
         recorded_device_bytes: recording.device_bytes(),
@@ -131,10 +131,10 @@ fn beside<A, B: Send>(first: impl FnOnce() -> A, second: &(impl Fn() -> B + Sync
     })
 }
 
-/// Returns the user's code line that made the request with this number.
+/// Returns the user's code line that made the request with this number, and the function that it called.
 fn asker(recording: &Recording, number: usize) -> Option<String> {
     let stack = recording.event(number)?.stack?;
-    Some(recording.user_stack(stack).lead(recording.user_folder()))
+    Some(recording.user_stack(stack).lead_and_called(recording.user_folder()))
 }
 
 /// Returns the failed requests to explain.

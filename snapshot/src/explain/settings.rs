@@ -1,7 +1,7 @@
 //! Finds settings of PyTorch's allocator that have no effect: the allocator did not use them, or they apply
 //! to nothing in the recording.
 
-use millpond_engine::text::readable_bytes;
+use millpond_engine::text::{file_word, readable_bytes};
 
 use super::explanation::Diagnosis;
 use crate::peers::torch::settings::Settings;
@@ -57,7 +57,7 @@ pub(super) fn without_effect(recording: &Recording) -> Option<Diagnosis> {
     }
     let mut fixes = vec![
         "set the environment variable before Python starts: PyTorch reads it only once".to_owned(),
-        "run `millpond-replay tune FILE` to find settings that help".to_owned(),
+        format!("run `millpond-replay tune {}` to find settings that help", file_word(recording.file())),
     ];
     if variable != VARIABLES[0] {
         // https://github.com/pytorch/pytorch/issues/183387

@@ -98,8 +98,12 @@ pub fn print(explanation: &Explanation, style: Style, out: &mut impl Write) -> i
         writeln!(out, "any allocator needs at least {}{reserved}", Bounds { host_order, stream_safe })?;
     }
     writeln!(out)?;
-    for diagnosis in &explanation.diagnoses {
-        print_diagnosis(diagnosis, looks, out)?;
+    // A program that repeats a failed request has the same problem several times.
+    let is_same = |one: &Diagnosis, next: &Diagnosis| {
+        (one.code, &one.what, &one.holders, &one.fixes) == (next.code, &next.what, &next.holders, &next.fixes)
+    };
+    for same in explanation.diagnoses.chunk_by(is_same) {
+        print_diagnoses(same, looks, out)?;
     }
     for moment in explanation.moments.iter().filter(|_| !failures_only) {
         let free = if source.format == Source::BFC { "until the allocator's limit" } else { "on the device" };
@@ -118,11 +122,17 @@ pub fn print(explanation: &Explanation, style: Style, out: &mut impl Write) -> i
     Ok(())
 }
 
-fn print_diagnosis(diagnosis: &Diagnosis, looks: Looks, out: &mut impl Write) -> io::Result<()> {
+/// Prints diagnoses that differ in their evidence only.
+fn print_diagnoses(same: &[Diagnosis], looks: Looks, out: &mut impl Write) -> io::Result<()> {
     let Looks { problem, fix, end, .. } = looks;
+    let Some(diagnosis) = same.first() else { return Ok(()) };
     writeln!(out, "{problem}{}{end}: {}", diagnosis.code, plain(&diagnosis.what))?;
-    for line in &diagnosis.evidence {
-        writeln!(out, "  {}", plain(line))?;
+    let mut told: Vec<&String> = Vec::new();
+    for line in same.iter().flat_map(|diagnosis| &diagnosis.evidence) {
+        if !told.contains(&line) {
+            writeln!(out, "  {}", plain(line))?;
+            told.push(line);
+        }
     }
     holders(&diagnosis.holders, looks, out)?;
     for line in &diagnosis.fixes {
@@ -185,13 +195,14 @@ fn holders(holders: &[Holder], looks: Looks, out: &mut impl Write) -> io::Result
         let (bytes, blocks) = (format_bytes(holder.bytes), number_of(holder.blocks, "block"));
         let backward = if holder.in_backward { ", in backward" } else { "" };
         let lead = plain(&holder.lead);
+        let called = holder.called.as_ref().map_or(String::new(), |name| format!(" ({})", plain(name)));
         let modules =
             holder.module_path.as_ref().map_or(String::new(), |path| format!("  ({})", plain(path)));
         let requested = match format_bytes(holder.requested_bytes) {
             requested if requested == bytes => String::new(),
             requested => format!(" ({requested} requested)"),
         };
-        writeln!(out, "  {bytes:>10} in {blocks}{requested}: {lead}{backward}{modules}")?;
+        writeln!(out, "  {bytes:>10} in {blocks}{requested}: {lead}{called}{backward}{modules}")?;
         if looks.has_all_frames {
             for HolderFrame { function, file, line, kind } in &holder.frames {
                 writeln!(out, "      {:<12}{} ({}:{line})", kind.name(), plain(function), plain(file))?;

@@ -1,5 +1,6 @@
 //! The verdict on a recording: one code and one sentence. One table holds all verdicts.
 
+use millpond_core::format_bytes;
 use millpond_engine::text::{number_of, readable_bytes};
 
 use super::explanation::{Diagnosis, Explained, Occasion, Verdict};
@@ -167,7 +168,6 @@ impl Case<'_> {
     }
 
     fn out_of_memory(&self, code: &str, moment: &Explained, diagnosis: &Diagnosis) -> String {
-        let bytes = readable_bytes;
         let ledger = &moment.ledger;
         let wanted = size_of_request(self.recording, moment.wanted_bytes.unwrap_or(0));
         let asker = moment.wanted_by.as_ref().map_or(String::new(), |line| format!(" by {line}"));
@@ -177,7 +177,7 @@ impl Case<'_> {
         }
         let why = match code {
             "oom_beyond_device" => match self.device_bytes {
-                Some(device) => format!("the device has only {} in all", bytes(device)),
+                Some(device) => format!("the device has only {} in all", format_bytes(device)),
                 None => "no device has so much memory".to_owned(),
             },
             "oom_leak" => with_leak(&diagnosis.what, &self.text_of("leak")),
@@ -226,7 +226,7 @@ impl Case<'_> {
                 "a request for {} is larger than {}; check the code that computes this size",
                 bytes(self.largest),
                 self.device_bytes
-                    .map_or("any device".to_owned(), |size| format!("the device, {}", bytes(size)))
+                    .map_or("any device".to_owned(), |size| format!("the device, {}", format_bytes(size)))
             ),
             "leak" | "held_by_streams" | "rounding" | "settings_without_effect" => self.text_of(code),
             "fragmented" => {

@@ -5,6 +5,7 @@
 //! rules. [`UserStack`] selects the frames that a person looks for. The first of these frames is the
 //! innermost line of the user's own code.
 
+mod called;
 mod frame;
 mod glob;
 mod kind;

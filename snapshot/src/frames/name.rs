@@ -67,7 +67,10 @@ pub(super) fn operator(qualified: &str) -> Option<String> {
     // The rest of the name is an overload: `Tensor` in `add_Tensor`, `out` in `mm_out`.
     let overload = name.match_indices('_').find(|(at, _)| {
         let rest = &name[at + 1..];
-        rest.starts_with(char::is_uppercase) || ["out", "memory_format"].contains(&rest)
+        let first = rest.split('_').next().unwrap_or(rest);
+        rest.starts_with(char::is_uppercase)
+            || ["out", "int", "dim"].contains(&first)
+            || rest == "memory_format"
     });
     Some(format!("aten::{}", overload.map_or(name, |(at, _)| &name[..at])))
 }
@@ -118,6 +121,8 @@ mod tests {
             ("at::_ops::empty_memory_format::redispatch", Some("aten::empty")),
             ("at::_ops::add_Tensor::call", Some("aten::add")),
             ("at::_ops::mm_out::call", Some("aten::mm")),
+            ("at::_ops::softmax_int::call", Some("aten::softmax")),
+            ("at::_ops::sum_dim_IntList::call", Some("aten::sum")),
             ("at::_ops::zeros_like::call", Some("aten::zeros_like")),
             ("at::_ops::_softmax::call", Some("aten::_softmax")),
             ("at::native::empty_cuda", None),

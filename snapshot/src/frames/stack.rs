@@ -1,5 +1,6 @@
 //! Selects the frames of a call stack that the user looks for.
 
+use super::called::called;
 use super::name::{has_file, is_native, node, operator, qualified};
 use super::path::short;
 use super::{Frame, Kind};
@@ -124,6 +125,20 @@ impl<'a> UserStack<'a> {
         }
     }
 
+    /// Returns the function of a framework or a library that the first frame calls, as in `torch.cat`,
+    /// `aten::mm` or `torch.optim.adam.step`. Returns `None` if the call stack does not tell the function.
+    pub fn called(&self) -> Option<String> {
+        let Lead::Frame(at) = self.lead else { return None };
+        called(self.frames[..at].iter().rev())
+    }
+
+    /// Returns the entry that a person should read first, with the function that it [calls](Self::called), as
+    /// in `train.py:31 in step (torch.cat)`.
+    pub fn lead_and_called(&self, folder: &str) -> String {
+        let called = self.called().map_or(String::new(), |name| format!(" ({name})"));
+        format!("{}{called}", self.lead(folder))
+    }
+
     /// Returns a frame as text. The paths of the user's files are relative to `folder`.
     pub fn text(&self, at: usize, folder: &str) -> String {
         let Some(&(frame, _)) = self.frames.get(at) else { return String::new() };
@@ -146,7 +161,9 @@ impl<'a> UserStack<'a> {
         if modules.is_empty() {
             return self
                 .optimizer()
-                .filter(|frame| !is_lead(*frame))
+                .filter(|frame| {
+                    !is_lead(*frame) && !self.called().is_some_and(|name| name.starts_with("torch.optim."))
+                })
                 .map(|frame| short(frame.file, "").into());
         }
         if modules.len() == 1 && is_lead(modules[0]) {

@@ -1,5 +1,7 @@
 //! Recognises a file by its content, never by its name.
 
+use millpond_engine::log::column;
+
 use super::table::row;
 use super::{csv, minimalloc, pprof};
 
@@ -105,8 +107,9 @@ const EMPTY: &str = "is empty";
 
 const UNKNOWN_TEXT: &str = "is text in an unknown format. A log has the columns \
                             Thread,Time,Action,Pointer,Size,Stream, and minimalloc's CSV has \
-                            id,lower,upper,size. No line is an out-of-memory message of PyTorch, TensorFlow \
-                            or XLA, a line of RMM's debug log, or a leak that compute-sanitizer reported";
+                            id,lower,upper,size. No line is an out-of-memory message of PyTorch, RMM, \
+                            TensorFlow or XLA, a line of RMM's debug log, or a leak that compute-sanitizer \
+                            reported";
 
 const UNKNOWN: &str = "has an unknown format. Known formats are PyTorch memory snapshots, torch.profiler \
                        traces, JAX's device memory profiles, logs with RMM's columns, minimalloc's CSV, \
@@ -176,6 +179,13 @@ pub(super) fn is_for_log_reader(start: &[u8]) -> bool {
         Found::Other(what) => what == EMPTY,
         _ => false,
     }
+}
+
+/// Returns whether a file is a log that was written from a recording.
+pub(super) fn is_recording(start: &[u8]) -> bool {
+    let header = String::from_utf8_lossy(start.split(|byte| *byte == b'\n').next().unwrap_or(start));
+    let names = row(header.trim_start_matches('\u{feff}').trim_end()).unwrap_or_default();
+    found(start) == Found::Rmm && names.iter().any(|name| name == column::NOTES)
 }
 
 /// Returns whether JSON is a trace for Chrome or Perfetto. A trace of Kineto begins with a list of devices.

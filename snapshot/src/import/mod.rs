@@ -14,10 +14,11 @@
 //! | Nsight Systems | its SQLite export, with the feature `nsys` |
 //! | JAX | its device memory profile: live buffers with call stacks |
 //! | text with PyTorch's out-of-memory message | its figures, and the traceback before it |
+//! | text with RMM's error | the failed request, the pool's limit, and the traceback before it |
 //! | text with a dump of the allocator of TensorFlow or XLA | chunks, or their sums |
 //! | text of compute-sanitizer | leaks with call stacks |
 //!
-//! The last four formats show states: the memory at one moment, without the events before it.
+//! The last five formats show states: the memory at one moment, without the events before it.
 //!
 //! A snapshot is a pickle, and Python's own reader runs any code that a pickle names. This reader accepts
 //! only plain data, and never runs code that a file names. If a file contains more than plain data, the
@@ -30,6 +31,7 @@ mod detect;
 mod html;
 mod left_out;
 mod minimalloc;
+mod no_stacks;
 #[cfg(feature = "nsys")]
 mod nsys;
 mod options;
@@ -103,6 +105,13 @@ pub fn read(
 pub fn is_for_log_reader(head: &[u8]) -> bool {
     let unpacked = Unpacked::new(head).and_then(|mut unpacked| unpacked.start(START_BYTES));
     unpacked.map_or(true, |start| detect::is_for_log_reader(&start))
+}
+
+/// Returns whether a file with this start is a log that [`Recording::write_csv`] wrote. Such a log contains
+/// the settings of the program's allocator, and other data that a log reader leaves out.
+pub fn is_recording(head: &[u8]) -> bool {
+    let unpacked = Unpacked::new(head).and_then(|mut unpacked| unpacked.start(HEAD_BYTES));
+    unpacked.is_ok_and(|start| detect::is_recording(&start))
 }
 
 /// Returns whether a file with this start is a CSV file for minimalloc.

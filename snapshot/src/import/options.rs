@@ -11,7 +11,7 @@
 #[non_exhaustive]
 pub struct Options {
     /// The device whose events are imported. `None` selects the busiest device of a snapshot, or the first
-    /// device of a log.
+    /// device of a log. If a request failed, a snapshot's device is the busiest one with a failed request.
     pub device: Option<u32>,
     /// The most bytes of memory that the import may use in addition to the size of the file. If a file needs
     /// more, the import fails.

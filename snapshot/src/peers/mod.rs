@@ -30,7 +30,7 @@ pub const LAYERS: &[LayerEntry] = &[torch::ENTRY, rmm_pool::ENTRY, rmm_arena::EN
 pub fn model_of(recording: &Recording) -> Option<String> {
     let has_millpond = || recording.settings().iter().any(|(name, _)| name == "millpond");
     match recording.source().format.as_str() {
-        Source::RMM_DEBUG => Some("rmm_pool".to_owned()),
+        Source::RMM | Source::RMM_DEBUG => Some("rmm_pool".to_owned()),
         format if format.starts_with("PyTorch") && !has_millpond() => {
             Settings::of(recording).ok().map(|settings| settings.stack())
         }

@@ -150,6 +150,12 @@ impl Source {
     pub(crate) const PYTORCH_TRACE: &'static str = "torch.profiler trace";
     /// The format of dumps of TensorFlow's and XLA's allocator.
     pub(crate) const BFC: &'static str = "BFC allocator's log";
+    /// The format of logs with RMM's columns.
+    pub(crate) const RMM: &'static str = "RMM log";
+    /// The format of logs with the columns that only millpond's layer `logging` writes.
+    pub(crate) const MILLPOND_LOG: &'static str = "millpond log";
+    /// The format of RMM's error texts.
+    pub(crate) const RMM_MESSAGE: &'static str = "RMM error text";
     /// The format of RMM's debug logs.
     pub(crate) const RMM_DEBUG: &'static str = "RMM debug log";
 }
@@ -159,6 +165,10 @@ impl Recording {
     pub(crate) const DEVICE_BYTES: &'static str = "bytes of the device";
     /// The name of the detail with the most bytes that the allocator may use.
     pub(crate) const LIMIT_BYTES: &'static str = "limit in bytes";
+    /// The name of the detail with the bytes of RMM's pool when a request failed.
+    pub(crate) const POOL_BYTES: &'static str = "bytes of the pool";
+    /// The start of the name of a detail with the bytes of another process, before the process's number.
+    pub(crate) const PROCESS: &'static str = "bytes of process ";
     /// The name of the detail with the allocator of a framework that has several.
     pub(crate) const ALLOCATOR: &'static str = "allocator";
     /// PyTorch's allocator that passes all requests on to the driver.
@@ -227,6 +237,17 @@ impl Recording {
     /// Returns the most bytes that the allocator may use, if the source records such a limit.
     pub fn limit_bytes(&self) -> Option<u64> {
         self.bytes_of(Self::LIMIT_BYTES)
+    }
+
+    /// Returns the bytes of the allocator's pool when a request failed, if the source records them.
+    pub(crate) fn pool_bytes(&self) -> Option<u64> {
+        self.bytes_of(Self::POOL_BYTES)
+    }
+
+    /// Returns the other processes that used the device when a request failed, with their bytes.
+    pub(crate) fn other_processes(&self) -> impl Iterator<Item = (&str, u64)> {
+        let details = self.source.details.iter();
+        details.filter_map(|(name, bytes)| Some((name.strip_prefix(Self::PROCESS)?, bytes.parse().ok()?)))
     }
 
     /// Returns whether the source has only sums of bytes. In this case, the live blocks and the free pieces
@@ -399,8 +420,11 @@ impl Recording {
         self.stacks.get(stack).map_or(&[], |frames| frames)
     }
 
+    /// Adds a gap. That the rest of the file is missing comes first, because it affects all other figures.
     pub(crate) fn unknown(&mut self, code: &str, text: impl AsRef<str>) {
-        self.unknowns.push(Unknown { code: cut(code).to_owned(), text: cut(text.as_ref()).to_owned() });
+        let at = if code == Flaws::REST_MISSING { 0 } else { self.unknowns.len() };
+        let unknown = Unknown { code: cut(code).to_owned(), text: cut(text.as_ref()).to_owned() };
+        self.unknowns.insert(at, unknown);
     }
 
     pub(crate) fn detail(&mut self, name: &str, value: impl ToString) {

@@ -22,7 +22,8 @@ use super::{Moment, Recording};
 #[serde(into = "Told")]
 #[non_exhaustive]
 pub struct Ledger {
-    /// The number of the event before this moment, counted from 0.
+    /// The number of the event before this moment, counted from 0. In JSON, events are counted from 1, as in
+    /// texts.
     pub event: u64,
     /// The bytes that the allocator has reserved from the driver; `None` if the source does not record them.
     pub reserved_bytes: Option<u64>,
@@ -54,6 +55,7 @@ pub struct Ledger {
 /// A ledger in JSON. It has only the numbers that the source tells.
 #[derive(Serialize)]
 struct Told {
+    #[serde(serialize_with = "super::from_one")]
     event: u64,
     reserved_bytes: Option<u64>,
     active_bytes: u64,

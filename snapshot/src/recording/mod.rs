@@ -39,3 +39,8 @@ pub use sums::Sums;
 
 pub(crate) use content::{OVERLAPS, cut};
 pub(crate) use notes::{text as note_text, word};
+
+/// Writes the number of an event to JSON, counted from 1 as in texts.
+fn from_one<S: serde::Serializer>(event: &u64, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.serialize_u64(event.saturating_add(1))
+}

@@ -2,7 +2,7 @@
 
 use millpond_core::{DeviceId, DevicePtr};
 use millpond_engine::Result;
-use millpond_engine::log::{Action, Event, LogError};
+use millpond_engine::log::{Action, Event, Flaws, LogError};
 use millpond_engine::program::{Limits, Program, ProgramBuilder};
 
 use super::{EventKind, Lane, Recording};
@@ -43,8 +43,10 @@ impl Recording {
             let why = check.first.as_deref().unwrap_or("counts differ");
             format!("the events contradict the memory state in the file: {why}")
         });
-        let unknowns = self.unknowns().iter().map(|unknown| unknown.text.clone());
-        let not_known = unequal.into_iter().chain(unknowns).collect();
+        let mut not_known: Vec<String> = self.unknowns().iter().map(|unknown| unknown.text.clone()).collect();
+        // That the rest of the file is missing stays first.
+        let at = usize::from(self.lacks(Flaws::REST_MISSING));
+        not_known.splice(at..at, unequal);
         Ok(program.imported(self.file(), &self.source().format, not_known))
     }
 }

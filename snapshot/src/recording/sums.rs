@@ -33,13 +33,20 @@ pub struct Sums {
     pub live_bytes: u64,
     /// The most bytes that were live at one time.
     pub peak_live_bytes: u64,
-    /// The number of the event at which the most bytes were live, counted from 0.
+    /// The number of the event at which the most bytes were live, counted from 0. In JSON, events are counted
+    /// from 1, as in texts.
+    #[serde(serialize_with = "super::from_one")]
     pub peak_event: u64,
     /// The bytes that the allocator had reserved from the driver at the end; `None` if the source does not
     /// record them.
     pub reserved_bytes: Option<u64>,
     /// The most bytes that the allocator had reserved at one time; `None` if the source does not record them.
     pub peak_reserved_bytes: Option<u64>,
+    /// The most bytes that the allocator could have at a failed request: the bytes that it had reserved, and
+    /// the bytes of the device that were free. The device has at least this many bytes. The rest of the
+    /// device was in use outside of the allocator. `None` if the source does not record both numbers for a
+    /// failed request.
+    pub available_bytes: Option<u64>,
     /// The number of frees that waited for other streams.
     pub held_blocks: u64,
     /// The number of events with a call stack.
@@ -87,6 +94,9 @@ impl Recording {
                 EventKind::AllocateFailure => {
                     sums.failures += 1;
                     failed.failed(event.lane, event.bytes);
+                    let free = self.device_free_bytes(number).filter(|_| has_segments);
+                    let available = free.map(|free| reserved.saturating_add(free));
+                    sums.available_bytes = sums.available_bytes.max(available);
                 }
                 EventKind::SegmentAllocate | EventKind::SegmentMap => {
                     has_segments = true;

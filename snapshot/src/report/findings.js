@@ -37,7 +37,7 @@ function ledger(explanation, parent) {
     const unknown = moment.reserved_bytes === null ? PIECES : isRounded ? ["rounding_bytes"] : [];
     return { ...moment, ...Object.fromEntries(unknown.map((key) => [key, null])) };
   });
-  const nameOf = ({ occasion, event }) => `${names[occasion]}, event ${inDigits(event + 1)}`;
+  const nameOf = ({ occasion, event }) => `${names[occasion]}, event ${inDigits(event)}`;
   const head = ["", ...moments.map(nameOf)];
   const rows = [
     ["wanted by the failed request", "wanted_bytes"],

@@ -35,7 +35,8 @@ pub struct Candidate {
     /// For a pair of settings, the stacks of each setting alone.
     #[serde(skip)]
     pub(super) parts: Vec<String>,
-    /// The code line that selects the candidate. `{bytes}` stands for the capacity in bytes.
+    /// The code line that selects the candidate. `{bytes}` stands for the capacity in bytes, as a Python
+    /// expression.
     #[serde(skip)]
     line: String,
     /// Known reasons why a program may be unable to use the candidate.
@@ -65,7 +66,7 @@ impl Candidate {
         }
         if settings.garbage_collection > 0.0 {
             constraints.push("has an effect only with the limit in the second part of the line");
-            let limit = "set_per_process_memory_fraction({bytes} / torch.cuda.mem_get_info()[1])";
+            let limit = "set_per_process_memory_fraction(({bytes}) / torch.cuda.mem_get_info()[1])";
             line = format!("{line}  # and torch.cuda.{limit}");
         }
         let constraints = constraints.into_iter().map(str::to_owned).collect();
@@ -81,13 +82,19 @@ impl Candidate {
 
     /// Returns the setting or the line of code that selects the candidate, if `capacity` bytes are available.
     pub fn line(&self, capacity: u64) -> String {
-        self.line.replace("{bytes}", &capacity.to_string())
+        self.line.replace("{bytes}", &in_python(capacity))
     }
 
     /// Returns whether the candidate reserves a share of the device at once. Its peak then shows nothing.
     pub(super) fn takes_all(&self) -> bool {
         self.stack.contains('%')
     }
+}
+
+/// Returns a number of bytes as people write it in Python, as in `40 << 30`.
+fn in_python(bytes: u64) -> String {
+    let units = [30, 20].into_iter().find(|power| bytes > 0 && bytes.is_multiple_of(1 << power));
+    units.map_or(bytes.to_string(), |power| format!("{} << {power}", bytes >> power))
 }
 
 /// Returns the candidates for a file, the most common first. Pairs of settings come last, because they are
@@ -181,7 +188,7 @@ fn rmm() -> Vec<Candidate> {
         resource(
             "rmm_pool:initial=50%,max=100%",
             &format!(
-                "PoolMemoryResource({cuda}, initial_pool_size={{bytes}} // 2, maximum_pool_size={{bytes}})"
+                "PoolMemoryResource({cuda}, initial_pool_size=({{bytes}}) // 2, maximum_pool_size={{bytes}})"
             ),
             Some("never returns memory to the driver"),
         ),

@@ -30,7 +30,7 @@ pub use candidates::{Candidate, Family};
 pub use text::{not_advised, only_delays, print};
 
 /// The version of the JSON format.
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 
 /// The alignment of the driver's addresses, in bytes. No allocator here has smaller blocks. `plan` computes
 /// its bound with the same alignment.
@@ -148,8 +148,9 @@ pub struct Tuned {
     /// Whether a request failed after live memory had grown until the end of the file. Another allocator only
     /// delays such a failure.
     pub fails_by_growth: bool,
-    /// The size of the program's device, if the file has it.
-    pub device_bytes: Option<u64>,
+    /// The most bytes that the program's allocator could have on its device when a request failed, as
+    /// [`Sums::available_bytes`](crate::recording::Sums::available_bytes). `None` if the file does not tell.
+    pub available_bytes: Option<u64>,
     /// The available memory, if the request had a capacity.
     pub capacity: Option<u64>,
     /// The candidates, in the order of the trials.
@@ -188,18 +189,19 @@ pub fn tune(
     // If the clock cannot represent the time, there is no deadline.
     let until = Instant::now().checked_add(request.time);
     let attempts = Attempts { program: &program, table, bound: host_order, until };
+    let sums = recording.sums();
     let mut tuned = Tuned {
         version: VERSION,
         file: recording.file().to_owned(),
         format: recording.source().format.clone(),
-        allocations: recording.sums().allocations,
+        allocations: sums.allocations,
         streams: recording.stream_count(),
         bound_host_order: host_order,
         bound_stream_safe: stream_safe,
         fidelity: Fidelity::of(recording, None).ok(),
         private_pools: peers::private_pools(recording),
         fails_by_growth: program.summary().fails_by_growth(),
-        device_bytes: recording.device_bytes(),
+        available_bytes: sums.available_bytes,
         capacity: request.capacity,
         tried: Vec::new(),
         best: None,
@@ -241,11 +243,11 @@ pub fn tune(
     Ok(tuned)
 }
 
-/// Chooses the best candidates. A candidate that does not fit on the program's device is not chosen, unless
-/// the request has a capacity, which counts instead.
+/// Chooses the best candidates. A candidate that needs more memory than the program's device had for the
+/// allocator is not chosen, unless the request has a capacity, which counts instead.
 fn choose(tuned: &mut Tuned) {
     let (tried, capacity) = (&tuned.tried, tuned.capacity);
-    let most = tuned.device_bytes.filter(|_| capacity.is_none()).unwrap_or(u64::MAX);
+    let most = tuned.available_bytes.filter(|_| capacity.is_none()).unwrap_or(u64::MAX);
     let fits = |tried: &Tried| tried.smallest.as_ref().is_none_or(|smallest| smallest.bytes <= most);
     let is_own = |tried: &Tried| fits(tried) && tried.candidate.family != Family::Millpond;
     let usual = usual(tried).filter(|usual| fits(&tried[*usual]));
@@ -360,9 +362,11 @@ fn cost_of(tried: &Tried, capacity: Option<u64>) -> Option<(u64, Cost)> {
 
 /// Lists the aspects of this file that the replays leave out.
 fn not_modelled(recording: &Recording) -> Vec<String> {
-    let mut all = vec![
+    // That the rest of the file is missing comes first.
+    let mut all: Vec<String> = recording.doubts().map(|doubt| doubt.text.clone()).collect();
+    all.push(
         "memory outside of the allocator, which must also fit: the CUDA context, NCCL, libraries".to_owned(),
-    ];
+    );
     if peers::private_pools(recording) > 0 {
         all.push(
             "private pools (CUDA graphs): the replay places their blocks in the default pool".to_owned(),
@@ -381,7 +385,6 @@ fn not_modelled(recording: &Recording) -> Vec<String> {
                 .to_owned(),
         );
     }
-    all.extend(recording.doubts().map(|doubt| doubt.text.clone()));
     all
 }
 

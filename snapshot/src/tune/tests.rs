@@ -173,8 +173,8 @@ fn a_log_is_tuned_for_rmm() {
     let arena = found.tried.iter().find(|tried| tried.candidate.stack == "rmm_arena:size=100%").unwrap();
     let bytes = arena.smallest.as_ref().unwrap().bytes;
     assert_eq!(bytes, 8 * MIB);
-    let line = format!("ArenaMemoryResource(rmm.mr.CudaMemoryResource(), arena_size={bytes})");
-    assert!(arena.line.contains(&line), "{}", arena.line);
+    let line = "ArenaMemoryResource(rmm.mr.CudaMemoryResource(), arena_size=8 << 20)";
+    assert!(arena.line.contains(line), "{}", arena.line);
     assert_eq!(arena.peak_without_limit, None);
     let least = found.bound_host_order as f64;
     assert_eq!(arena.over_host_order, Some(bytes as f64 / least));
@@ -263,7 +263,7 @@ fn a_file_that_was_recorded_with_garbage_collection_is_replayed_with_it() {
     assert_eq!(recorded.candidate.stack, "torch:garbage_collection_threshold=0.6,limit=100%");
     assert!(recorded.candidate.is_recorded && recorded.failure.is_none() && recorded.smallest.is_some());
     let bytes = recorded.smallest.as_ref().unwrap().bytes;
-    let limit = format!("set_per_process_memory_fraction({bytes} /");
+    let limit = format!("set_per_process_memory_fraction(({} << 20) /", bytes / MIB);
     assert!(recorded.line.contains("garbage_collection_threshold:0.6  # and"), "{}", recorded.line);
     assert!(recorded.line.contains(&limit), "{}", recorded.line);
     let same = found.tried.iter().filter(|tried| tried.candidate.stack == recorded.candidate.stack);
@@ -297,14 +297,14 @@ fn no_setting_is_the_best_for_a_file_with_private_pools() {
     let text = printed(&found);
     assert!(!text.contains("best:") && !text.contains("replayed:") && !text.contains("better,"), "{text}");
     let reason = "the file has 1 private pool (CUDA graphs), which a replay merges: no setting can be \
-                  recommended. See `explain`\n";
+                  recommended. See `millpond-replay explain ";
     assert!(text.find(reason) < text.find("\nsettings ") && text.contains(reason), "{text}");
     assert!(text.contains("\nwith private pools, the model places "), "{text}");
     assert!(text.contains("reserved); the replays below merge the pools\n"), "{text}");
     (found.private_pools, found.bound_host_order, found.bound_stream_safe) = (5, 26 << 30, 43 << 30);
     let text = printed(&found);
     assert!(
-        text.contains("5 private pools") && text.contains("Share one graph pool: see `explain`"),
+        text.contains("5 private pools") && text.contains("Share one graph pool: see `millpond-replay"),
         "{text}"
     );
     assert!(text.contains("any allocator needs at least 43GiB\n"), "{text}");
@@ -314,17 +314,18 @@ fn no_setting_is_the_best_for_a_file_with_private_pools() {
 fn settings_that_need_more_than_the_programs_device_are_not_the_best() {
     let mut found = tuned(&snapshot("fragmented"), None);
     let least = found.bound_host_order;
-    found.device_bytes = Some(least - MIB);
+    found.available_bytes = Some(least - MIB);
     choose(&mut found);
     assert_eq!((found.best, found.best_of_all), (None, None));
     let text = printed(&found);
-    let sentence = "no allocator makes this program fit on its device, which has 719MiB: it needs 720MiB\n";
+    let sentence = "no allocator makes this program fit on its device, where 719MiB were available when \
+                    a request failed: it needs 720MiB; see `millpond-replay explain";
     assert!(text.contains(sentence) && !text.contains("best:"), "{text}");
-    found.device_bytes = Some(least);
+    found.available_bytes = Some(least);
     choose(&mut found);
     assert_eq!(found.best, None);
     assert_eq!(found.best_of_all.map(|best| found.tried[best].candidate.stack.as_str()), Some("cuda+pool"));
-    assert!(printed(&found).contains("request on the program's device, which has 720MiB\n"));
+    assert!(printed(&found).contains("on the program's device, where 720MiB were available when"));
 }
 
 #[test]
@@ -359,6 +360,6 @@ fn a_failure_by_growth_is_told_before_another_allocator() {
     let recording = import::read("grows", log.as_bytes(), &import::Options::default()).unwrap();
     let text = printed(&tuned(&recording, None));
     let caution = "live memory grows until the end of the file: another allocator only delays the failure; \
-                   see `explain grows`\n";
+                   see `millpond-replay explain grows`\n";
     assert!(text.contains(caution) && text.find(caution) < text.find("best"), "{text}");
 }

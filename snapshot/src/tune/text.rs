@@ -3,7 +3,7 @@
 use std::io::{self, Write};
 
 use millpond_core::format_bytes;
-use millpond_engine::text::{bytes_among, number_of, plain};
+use millpond_engine::text::{bytes_among, file_word, number_of, plain};
 
 use super::attempt::{Cost, PAGE};
 use super::{Family, Tried, Tuned, near_least};
@@ -46,7 +46,7 @@ pub fn print(tuned: &Tuned, out: &mut impl Write) -> io::Result<()> {
         }
     }
     if tuned.private_pools > 0 {
-        writeln!(out, "{}", not_advised(tuned.private_pools))?;
+        writeln!(out, "{}", not_advised(&tuned.file, tuned.private_pools))?;
     }
     writeln!(out)?;
     table(tuned, &sizes, out)?;
@@ -75,23 +75,22 @@ pub fn print(tuned: &Tuned, out: &mut impl Write) -> io::Result<()> {
 }
 
 /// Returns the reason why no settings can be recommended for a file with private pools.
-pub fn not_advised(private_pools: usize) -> String {
+pub fn not_advised(file: &str, private_pools: usize) -> String {
     let pools = number_of(private_pools as u64, "private pool");
-    let share = match private_pools {
-        1 => "See `explain`",
-        _ => "Share one graph pool: see `explain`",
-    };
+    let share = if private_pools == 1 { "See" } else { "Share one graph pool: see" };
     format!(
-        "the file has {pools} (CUDA graphs), which a replay merges: no setting can be recommended. {share}"
+        "the file has {pools} (CUDA graphs), which a replay merges: no setting can be recommended. {share} \
+         `millpond-replay explain {}`",
+        file_word(file)
     )
 }
 
 /// Returns the caution about a program that fails because its live memory grows.
 pub fn only_delays(file: &str) -> String {
-    let file = plain(file);
     format!(
         "live memory grows until the end of the file: another allocator only delays the failure; see \
-         `explain {file}`"
+         `millpond-replay explain {}`",
+        file_word(file)
     )
 }
 
@@ -101,7 +100,7 @@ fn sizes(tuned: &Tuned) -> Vec<u64> {
     let of_rows = tuned.tried.iter().filter(|tried| !is_untried(tried));
     let of_rows = of_rows.flat_map(|tried| smallest(tried).into_iter().chain(tried.peak_without_limit));
     let bounds = [tuned.bound_host_order, tuned.bound_stream_safe];
-    of_rows.chain(bounds).chain(tuned.device_bytes).collect()
+    of_rows.chain(bounds).chain(tuned.available_bytes).collect()
 }
 
 /// Returns the least memory that any allocator needs. Private pools never share memory in the order of the
@@ -228,19 +227,25 @@ fn none(tuned: &Tuned, out: &mut impl Write) -> io::Result<()> {
         }
         _ if tuned.timed_out => writeln!(out, "the search found no settings in the given time"),
         Some(capacity) => writeln!(out, "{settings} in {}", format_bytes(capacity)),
-        None => match tuned.device_bytes {
-            Some(device) if device < tuned.bound_host_order => {
+        None => match tuned.available_bytes {
+            Some(available) if available < tuned.bound_host_order => {
                 let sizes = sizes(tuned);
-                let [device, needs] =
-                    [device, tuned.bound_host_order].map(|bytes| bytes_among(bytes, &sizes));
+                let [available, needs] =
+                    [available, tuned.bound_host_order].map(|bytes| bytes_among(bytes, &sizes));
                 writeln!(
                     out,
-                    "no allocator makes this program fit on its device, which has {device}: it needs {needs}"
+                    "no allocator makes this program fit on its device, where {available} were available \
+                     when a request failed: it needs {needs}; see `millpond-replay explain {}`",
+                    file_word(&tuned.file)
                 )
             }
-            Some(device) => {
-                let device = bytes_among(device, &sizes(tuned));
-                writeln!(out, "{settings} on the program's device, which has {device}")
+            Some(available) => {
+                let available = bytes_among(available, &sizes(tuned));
+                writeln!(
+                    out,
+                    "{settings} on the program's device, where {available} were available when a request \
+                     failed"
+                )
             }
             None => writeln!(out, "{settings}"),
         },

@@ -6,14 +6,13 @@ use std::rc::Rc;
 use millpond_engine::program::Limits;
 use millpond_snapshot::explain::{Style, explain, print};
 use millpond_snapshot::fidelity::Fidelity;
-use millpond_snapshot::import::{self, Options};
 use millpond_snapshot::recording::{EventKind, Recording};
 use proptest::prelude::*;
 
 use crate::pickle::{Py, pickle};
 use crate::{imported, read, unknowns};
 
-const BASE: u64 = 0x7f00_0000_0000;
+pub(crate) const BASE: u64 = 0x7f00_0000_0000;
 
 type Fields = Vec<(&'static str, Py)>;
 
@@ -21,7 +20,7 @@ fn dict(fields: impl IntoIterator<Item = (&'static str, Py)>) -> Py {
     Py::Dict(fields.into_iter().collect())
 }
 
-fn entry(action: &str, address: u64, size: u64, more: &[(&'static str, Py)]) -> Py {
+pub(crate) fn entry(action: &str, address: u64, size: u64, more: &[(&'static str, Py)]) -> Py {
     let fields: Fields = vec![
         ("action", action.into()),
         ("addr", address.into()),
@@ -41,7 +40,7 @@ fn block(address: u64, size: u64, requested: u64, state: &str) -> Py {
     ])
 }
 
-fn segment(device: u64, address: u64, size: u64, blocks: Vec<Py>) -> Py {
+pub(crate) fn segment(device: u64, address: u64, size: u64, blocks: Vec<Py>) -> Py {
     dict([
         ("device", device.into()),
         ("address", address.into()),
@@ -62,13 +61,13 @@ fn frames(line: u64) -> Py {
     Py::List(vec![frame("forward", line), frame("<module>", 1)])
 }
 
-fn snapshot(segments: Vec<Py>, traces: Vec<Vec<Py>>, more: Fields) -> Py {
+pub(crate) fn snapshot(segments: Vec<Py>, traces: Vec<Vec<Py>>, more: Fields) -> Py {
     let traces = traces.into_iter().map(Py::List).collect();
     dict([("segments", Py::List(segments)), ("device_traces", Py::List(traces))].into_iter().chain(more))
 }
 
 /// Three blocks: one from before the trace that the trace frees, one that stays, one that comes and goes.
-fn events(more: &[(&'static str, Py)]) -> Vec<Py> {
+pub(crate) fn events(more: &[(&'static str, Py)]) -> Vec<Py> {
     let place = |number: u64| BASE + number * 1024;
     vec![
         entry("alloc", place(2), 700, more),
@@ -80,7 +79,7 @@ fn events(more: &[(&'static str, Py)]) -> Vec<Py> {
     ]
 }
 
-fn blocks() -> Vec<Py> {
+pub(crate) fn blocks() -> Vec<Py> {
     vec![
         block(BASE, 512, 100, "active_allocated"),
         block(BASE + 512, 512, 99, "inactive"),
@@ -278,26 +277,6 @@ fn on_device_1(mut snapshot: Py) -> Py {
     let Py::Dict(fields) = &mut snapshot else { panic!("a dictionary") };
     fields[0].1 = Py::List(vec![segment(1, BASE, 2 << 20, blocks())]);
     snapshot
-}
-
-#[test]
-fn of_several_devices_the_busiest_is_imported_unless_another_is_asked_for() {
-    let segments = vec![
-        segment(0, BASE, 2 << 20, vec![]),
-        segment(1, BASE, 2 << 20, blocks()),
-        segment(3, BASE, 64, vec![]),
-    ];
-    let bytes = pickle(&snapshot(segments, vec![vec![], events(&[])], vec![]), 4);
-    let recording = imported(&bytes);
-    assert_eq!(recording.device(), Some(1));
-    let others = recording.unknowns().iter().filter(|unknown| unknown.code == "other_device");
-    let others: Vec<&str> = others.map(|unknown| unknown.text.as_str()).collect();
-    assert_eq!(others.len(), 2);
-    assert!(others[0].starts_with("device 0 is also in the file (0 entries, 2MiB reserved)"), "{others:?}");
-    let third = import::read("file", bytes.as_slice(), &Options::default().device(Some(3)));
-    assert_eq!(third.unwrap().sums().reserved_bytes, Some(64));
-    let error = import::read("file", bytes.as_slice(), &Options::default().device(Some(2)));
-    assert!(error.unwrap_err().to_string().contains("only of device 0, 1, 3;"));
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use millpond_snapshot::explain::{Diagnosis, Explanation, Occasion, explain};
+use millpond_snapshot::explain::{Diagnosis, Explanation, Occasion, Style, explain, print};
 use millpond_snapshot::recording::{EventKind, Recording};
 
 use crate::imported;
@@ -248,8 +248,8 @@ fn a_size_of_the_device_that_contradicts_the_file_is_refused() {
     let explanation = explain(&log(&full), None);
     assert_eq!(explanation.check_device_bytes(44 * MIB), Ok(()));
     let error = explanation.check_device_bytes(43 * MIB).unwrap_err();
-    let why = "a device with 43MiB contradicts the file: at event 3, 30MiB were reserved, and 14MiB of the \
-               device were free; give the size of the device on which the program ran";
+    let why = "a device with 43MiB contradicts the file: at a failed request, the allocator had or could \
+               take 44MiB; give the size of the device on which the program ran";
     assert!(error.starts_with(why), "{error}");
     // What was reserved or live at one time also proves a size.
     let half = [("segment_alloc", 3000, 30), ("allocate", 3000, 15)];
@@ -284,6 +284,33 @@ fn pieces_of_free_memory_are_named_with_their_places() {
     let expected = "10MiB in the allocator and 20MiB on the device were free, but in pieces that were too \
                     small: fragmentation";
     assert_eq!((diagnosis.code, diagnosis.what.as_str()), ("fragmentation", expected));
+}
+
+#[test]
+fn issue_32_json_counts_events_from_one_as_the_text_does() {
+    let full = [("segment_alloc", 3000, 30), ("allocate", 3000, 30), ("allocate failure", 14, 20)];
+    let explanation = explain(&log(&full), None);
+    assert_eq!(explanation.sums.peak_event, 1);
+    let json = serde_json::to_value(&explanation).unwrap();
+    assert_eq!((&json["version"], &json["sums"]["peak_event"]), (&3.into(), &2.into()));
+    let events: Vec<u64> =
+        json["moments"].as_array().unwrap().iter().map(|moment| moment["event"].as_u64().unwrap()).collect();
+    assert_eq!(events, [2, 3, 3]);
+    let what = json["diagnoses"][0]["evidence"][0].as_str().unwrap();
+    assert!(what.starts_with("at event 3, "), "{what}");
+}
+
+#[test]
+fn a_problem_of_a_repeated_request_is_printed_once() {
+    let rows =
+        "1,0,allocate,0x100,1000,0\n1,0,allocate failure,(nil),99,0\n1,0,allocate failure,(nil),99,0\n";
+    let explanation = explain(&imported(format!("{}{rows}", crate::HEADER).as_bytes()), None);
+    assert_eq!(explanation.diagnoses.len(), 2);
+    let mut text = Vec::new();
+    print(&explanation, Style::default(), &mut text).unwrap();
+    let text = String::from_utf8(text).unwrap();
+    assert_eq!(text.matches("\nunexplained: ").count(), 1, "{text}");
+    assert!(text.contains("  at event 2, a request") && text.contains("  at event 3, a request"), "{text}");
 }
 
 #[test]

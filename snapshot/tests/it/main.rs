@@ -2,6 +2,7 @@
 //! that attack their reader, the other formats, and the models of other allocators.
 
 mod built;
+mod devices;
 mod explain;
 mod frame_table;
 mod frames;

@@ -97,6 +97,20 @@ fn a_log_of_rmm_is_a_recording_that_lacks_the_rest() {
 }
 
 #[test]
+fn issue_32_a_log_says_how_to_record_code_lines() {
+    let header = HEADER.replace('\n', ",Sequence\n");
+    for (header, format, has_install) in [(HEADER, "RMM log", true), (&header, "millpond log", false)] {
+        let sequence = if has_install { "" } else { ",1" };
+        let recording = imported(format!("{header}7,0,allocate,0x100,1000,0{sequence}\n").as_bytes());
+        assert_eq!(recording.source().format, format);
+        let unknown = recording.unknowns().iter().find(|unknown| unknown.code == "stacks").unwrap();
+        assert!(unknown.text.contains("millpond.record_memory_history()"), "{}", unknown.text);
+        let install = "call `millpond.compat.rmm.install()` before the first `import rmm`, use";
+        assert_eq!(unknown.text.contains(install), has_install, "{}", unknown.text);
+    }
+}
+
+#[test]
 fn of_a_log_of_several_devices_one_is_imported() {
     let header = HEADER.replace('\n', ",Device\n");
     let log = format!("{header}1,0,allocate,0x100,7,0,cuda:1\n1,0,allocate,0x100,9,0,cuda:0\n");

@@ -513,3 +513,34 @@ fn a_file_with_sums_only_is_explained_without_blocks_and_pieces() {
     assert!(!chunks.moments[0].holders.is_empty());
     assert!(text.contains("TF_GPU_ALLOCATOR") && !text.contains("PYTORCH"), "{text}");
 }
+
+#[test]
+fn issue_32_what_a_message_tells_about_other_devices_and_processes_is_told() {
+    let of = |gpu: u32, allocated: &str, free: &str| {
+        format!(
+            "torch.cuda.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.25 GiB (GPU {gpu}; 39.59 \
+             GiB total capacity; {allocated} GiB already allocated; {free} GiB free; 37.40 GiB reserved in \
+             total by PyTorch)\n"
+        )
+    };
+    let recording = imported((of(2, "36.40", "0.52") + &of(3, "36.00", "0.10")).as_bytes());
+    let explanation = explain(&recording, None);
+    // Neither the allocator nor the device had enough alone.
+    let what = "1GiB in the allocator and 532MiB on the device were free, but in pieces that were too small: \
+                fragmentation";
+    assert_eq!(explanation.diagnoses[0].what, what);
+    let other = recording.unknowns().iter().find(|unknown| unknown.code == "other_device").unwrap();
+    let text = "1 message about other devices (3) was left out; `explain --device N` shows another device";
+    assert_eq!(other.text, text);
+    let free = "which 4.12 GiB is free";
+    let beside = format!(
+        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 7.83 GiB. GPU 1 has a total \
+         capacity of 79.15 GiB of {free}. Process 2271 has 31.40 GiB memory in use. Including \
+         non-PyTorch memory, this process has 43.60 GiB memory in use. Of the allocated memory 41.02 \
+         GiB is allocated by PyTorch, and 1.33 GiB is reserved by PyTorch but unallocated.\n"
+    );
+    let explanation = explain(&imported(beside.as_bytes()), None);
+    assert_eq!(explanation.verdict.code, "oom_outside");
+    let evidence = &explanation.diagnoses[0].evidence;
+    assert!(evidence.iter().any(|line| line == "of these, process 2271 uses 31.4GiB"), "{evidence:?}");
+}

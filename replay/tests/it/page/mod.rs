@@ -222,16 +222,13 @@ fn code_in_a_sentence_is_shown_as_code_without_backticks() {
     let folder = Folder::new();
     let page = page(&folder, &[&snapshot("fragmented")], &["--stack", "cuda+pool"]);
     let fixes = json_of(&page, "summary")["explanation"]["diagnoses"][0]["fixes"].to_string();
-    assert!(fixes.contains("`millpond-replay tune FILE`"), "{fixes}");
+    assert!(fixes.contains("`millpond-replay tune "), "{fixes}");
     let Some(mut browser) = Browser::start() else { return };
     browser.open(&page);
     let findings = browser.text("document.querySelector('#findings').textContent");
-    assert!(
-        findings.contains("run millpond-replay tune FILE to check") && !findings.contains('`'),
-        "{findings}"
-    );
+    assert!(findings.contains("fragmented.pickle.gz to check") && !findings.contains('`'), "{findings}");
     let code = "[...document.querySelectorAll('#findings p code')].map(e => e.textContent).join()";
-    assert!(browser.text(code).contains("millpond-replay tune FILE"), "{}", browser.text(code));
+    assert!(browser.text(code).contains("millpond-replay tune "), "{}", browser.text(code));
     is_silent(&browser);
 }
 

@@ -15,10 +15,11 @@ use millpond_engine::program::for_each_row;
 use millpond_engine::text::number_of;
 
 use super::left_out::left_out;
+use super::no_stacks::no_stacks;
 use super::options::Options;
 use super::refusal::Refusal;
 use crate::budget::{Budget, Exceeded};
-use crate::recording::{Clock, Event, EventKind, Lane, Recording, note_text};
+use crate::recording::{Clock, Event, EventKind, Lane, Recording, Source, note_text};
 
 use before::Before;
 use mixed::Mixed;
@@ -67,7 +68,7 @@ fn logs(
     options: &Options,
     budget: &mut Budget,
 ) -> Result<Recording, Refusal> {
-    let mut recording = Recording::new(name, "RMM log");
+    let mut recording = Recording::new(name, Source::RMM);
     let mut devices = ChosenDevice::new(options.device);
     let (mut before, mut rest_missing) = (Before::default(), None);
     let (mut count, mut is_recording, mut first) = (0, false, 0);
@@ -91,6 +92,9 @@ fn logs(
         if count == 1 {
             is_recording = reader.has_column(column::NOTES);
             recording.clock = clock(&reader);
+            if reader.has_column(column::SEQUENCE) {
+                Source::MILLPOND_LOG.clone_into(&mut recording.source.format);
+            }
         }
         let before = (!is_recording).then_some(&mut before);
         let missing = rows(reader, &mut recording, &mut devices, before, budget).map_err(of_file)?;
@@ -322,7 +326,8 @@ fn unknowns(recording: &mut Recording) {
         "the log does not show memory that was allocated outside of the logged resource, or memory that the \
          resource took from the driver",
     );
-    recording.unknown("stacks", "the log does not record which code requested a block");
+    let stacks = no_stacks(&recording.source.format);
+    recording.unknown("stacks", stacks);
     if recording.stream_count() > 1 {
         recording.unknown("stream_order", "the log does not record how the streams are ordered");
     }

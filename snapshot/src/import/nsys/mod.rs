@@ -111,7 +111,7 @@ fn choose(recording: &mut Recording, rows: &mut Vec<Row>, wanted: Option<u32>) -
     }
     if rows.len() < all {
         let text = format!(
-            "{}; `import --device N` selects a device other than {device}",
+            "{}; `explain --device N` shows a device other than {device}",
             left_out((all - rows.len()) as u64, "event", "of other devices")
         );
         recording.unknown("other_device", text);

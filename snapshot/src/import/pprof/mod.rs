@@ -354,7 +354,7 @@ fn describe(recording: &mut Recording, samples: &[Sample<'_>], left_out: u64, ti
     }
     if left_out > 0 {
         let text = left_out::left_out(left_out, "byte", "of other devices");
-        recording.unknown("other_device", format!("{text}; `import --device N` selects a device"));
+        recording.unknown("other_device", format!("{text}; `explain --device N` shows a device"));
     }
 }
 

@@ -86,12 +86,16 @@ pub(super) fn describe(
         recording.unknown("odd_segments", text);
     }
     let others = devices.iter().filter(|device| device.ordinal != chosen);
-    for Device { ordinal, entries, segment_bytes } in others {
+    for Device { ordinal, entries, segment_bytes, failures } in others {
         let bytes = readable_bytes(*segment_bytes);
+        let failed = match failures {
+            0 => String::new(),
+            failures => format!(", {}", number_of(*failures, "failed request")),
+        };
         let noun = if *entries == 1 { "entry" } else { "entries" };
         let text = format!(
-            "device {ordinal} is also in the file ({entries} {noun}, {bytes} reserved), but was not \
-             imported: use `import --device {ordinal}`"
+            "device {ordinal} is also in the file ({entries} {noun}, {bytes} reserved{failed}), but was left \
+             out; `explain --device {ordinal}` shows it"
         );
         recording.unknown("other_device", text);
     }

@@ -180,15 +180,23 @@ fn devices(values: &Values, parts: &Parts) -> Vec<Device> {
             entries => add(ordinal as u64, entries, 0),
         }
     }
+    if devices.len() > 1 {
+        for device in &mut devices {
+            let trace = parts.traces.and_then(|traces| values.items(traces).nth(device.ordinal as usize));
+            let entries = trace.into_iter().flat_map(|trace| entry::entries(values, trace)).flatten();
+            device.failures = entries.filter(|entry| entry.action == entry::Action::Oom).count() as u64;
+        }
+    }
     devices
 }
 
-/// Returns the device to import: the requested device, or else the busiest device.
+/// Returns the device to import: the requested device, or else the busiest device. Devices on which a request
+/// failed come first.
 fn choose(devices: &[Device], wanted: Option<u32>) -> Result<Device, Refusal> {
-    let busiest = devices
-        .iter()
-        .copied()
-        .max_by_key(|device| (device.entries, device.segment_bytes, std::cmp::Reverse(device.ordinal)));
+    let busiest = devices.iter().copied().max_by_key(|device| {
+        let has_failed = device.failures > 0;
+        (has_failed, device.entries, device.segment_bytes, std::cmp::Reverse(device.ordinal))
+    });
     let Some(wanted) = wanted else {
         return busiest.ok_or_else(|| {
             Refusal::new(

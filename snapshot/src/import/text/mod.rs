@@ -7,6 +7,7 @@ mod bfc;
 mod lines;
 mod pinned;
 mod rmm_debug;
+mod rmm_error;
 mod sanitizer;
 mod torch_oom;
 mod traceback;
@@ -76,6 +77,9 @@ pub(super) fn import(
         if bfc::is_start(&line) {
             let read = bfc::import(recording, line, &mut lines, &mut tracebacks, options, budget)?;
             return read.ok_or_else(|| Refusal::new(NO_FIGURES));
+        }
+        if rmm_error::is_start(&line) && pinned::failure(&line, &tracebacks).is_none() {
+            return rmm_error::import(recording, line, &mut lines, &mut tracebacks, budget);
         }
         // This comes last: the reader hands back a line for another reader, and would get it again.
         if torch_oom::is_start(&line) {

@@ -10,6 +10,7 @@ use millpond_engine::log::StreamKey;
 use super::amounts::{after, grouped, hexadecimal};
 use super::lines::TextLines;
 use crate::budget::{Budget, Exceeded};
+use crate::import::no_stacks::no_stacks;
 use crate::import::refusal::Refusal;
 use crate::recording::{Clock, Event, EventKind, Lane, Recording, Source};
 
@@ -81,6 +82,14 @@ fn time_of_day(word: &str) -> Option<u64> {
     is_time.then(|| ((hours * 60 + minutes) * 60 + seconds) * 1_000_000_000 + micros * 1000)
 }
 
+/// Returns the bytes of the pool, and the most bytes that it may have, from the text of a failed request.
+pub(super) fn pool_of(text: &str) -> Option<(u64, u64)> {
+    let (_, sizes) = text.split_once("current/max/try size = ")?;
+    let mut sizes = sizes.split(", ");
+    let (now, most) = (sizes.next()?, sizes.next()?);
+    Some((after(now, "")?, after(most, "")?))
+}
+
 /// Reads a log, beginning at a given line.
 ///
 /// # Errors
@@ -140,13 +149,7 @@ impl Log {
             self.blocks += 1;
         } else if kind == EventKind::AllocateFailure {
             self.failures += 1;
-            let sizes = line.split_once("current/max/try size = ").map(|(_, sizes)| sizes);
-            let mut sizes = sizes.into_iter().flat_map(|sizes| sizes.split(", "));
-            self.pool = sizes
-                .next()
-                .zip(sizes.next())
-                .and_then(|(now, most)| Some((after(now, "")?, after(most, "")?)))
-                .or(self.pool);
+            self.pool = pool_of(line).or(self.pool);
         }
         let lane = recording.add_lane(Lane { thread, stream, pool: None }, budget)?;
         recording.push(Event { address, bytes, lane, raw_time, ..Event::new(kind) }, budget)
@@ -170,7 +173,7 @@ impl Log {
             ));
         }
         if let Some((now, most)) = self.pool {
-            recording.detail("bytes of the pool", now);
+            recording.detail(Recording::POOL_BYTES, now);
             recording.detail(Recording::LIMIT_BYTES, most);
         }
         if self.blocks == 0 {
@@ -181,7 +184,7 @@ impl Log {
                 "the log does not show earlier events: record the blocks with rmm.reinitialize(logging=True)",
             );
         }
-        recording.unknown("stacks", "the log does not record which code requested a block");
+        recording.unknown("stacks", no_stacks(Source::RMM));
         recording.unknown(
             "other_allocators",
             "the log does not show memory that was allocated outside of RMM's pool",

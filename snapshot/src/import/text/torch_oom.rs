@@ -385,8 +385,11 @@ impl Messages {
             }
         }
         for (number, bytes) in &message.others {
-            let name =
-                if *number == 0 { "other bytes".to_owned() } else { format!("bytes of process {number}") };
+            let name = if *number == 0 {
+                "other bytes".to_owned()
+            } else {
+                format!("{}{number}", Recording::PROCESS)
+            };
             recording.detail(&name, bytes);
         }
         self.unknowns(recording, &message);
@@ -429,8 +432,13 @@ impl Messages {
             recording.unknown("repeated", text);
         }
         if self.left_out > 0 {
-            let text = left_out(self.left_out, "message", "about other devices");
-            recording.unknown("other_device", format!("{text}; `import --device N` selects another device"));
+            let others: Vec<String> = self.others.iter().map(u64::to_string).collect();
+            let which = match others.is_empty() {
+                true => "about other devices".to_owned(),
+                false => format!("about other devices ({})", others.join(", ")),
+            };
+            let text = left_out(self.left_out, "message", &which);
+            recording.unknown("other_device", format!("{text}; `explain --device N` shows another device"));
         }
     }
 }

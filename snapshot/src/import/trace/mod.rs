@@ -370,7 +370,7 @@ impl Trace<'_> {
         }
         if sums.left_out > 0 {
             let text = left_out(sums.left_out as u64, "event", "of other devices");
-            recording.unknown("other_device", format!("{text}; `import --device N` selects another device"));
+            recording.unknown("other_device", format!("{text}; `explain --device N` shows another device"));
         }
         if is_cut_off {
             recording.unknown("rest_missing", "the trace ends early, so its rest is missing");

@@ -311,7 +311,7 @@ impl fmt::Display for Settings {
             param(f, "large_segment_size_mb", &(self.large_segment / MIB))?;
         }
         if self.limit != usual.limit {
-            param(f, "limit", &self.limit)?;
+            param(f, "limit", &ByteSize::Bytes(self.limit))?;
         }
         Ok(())
     }
