@@ -14,7 +14,8 @@ fn main() {
         return;
     }
     // The crates that libmillpond and the binary are built from.
-    let members = "adaptors capi core driver engine measure plan planning plugin replay resources snapshot";
+    let members =
+        "adaptors capi core driver engine measure plan planning plugin replay resources run snapshot";
     for member in members.split(' ') {
         println!("cargo::rerun-if-changed=../{member}/src");
     }
@@ -25,7 +26,8 @@ fn main() {
     let built = of_cargo("OUT_DIR").join("package");
     let status = Command::new(of_cargo("CARGO"))
         .current_dir(root.join(".."))
-        .args(["build", "--release", "--locked", "-p", "millpond-capi", "-p", "millpond-replay", "--target"])
+        .args(["build", "--release", "--locked", "-p", "millpond-capi", "-p", "millpond-replay"])
+        .args(["-p", "millpond-run", "--target"])
         .arg(&target)
         .arg("--target-dir")
         .arg(&built)
@@ -36,6 +38,7 @@ fn main() {
     let built = built.join(target).join("release");
     copy(&built.join("libmillpond_c.so"), &root.join("millpond/libmillpond.so"));
     copy(&built.join("millpond-replay"), &root.join("millpond/millpond-replay"));
+    copy(&built.join("libmillpond_run.so"), &root.join("millpond/libmillpond_run.so"));
     for header in ["millpond.h", "millpond/millpond.hpp", "millpond/memory_resource.hpp"] {
         let to = root.join("millpond/include").join(header);
         std::fs::create_dir_all(to.parent().expect("a folder")).expect("the folder can be made");

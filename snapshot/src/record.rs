@@ -14,6 +14,8 @@ pub enum Framework {
     Rmm,
     /// CuPy.
     CuPy,
+    /// Any program that runs under `millpond-replay run`.
+    Any,
     /// Any program that runs under Nsight Systems.
     Nsys,
     /// A program that allocates with millpond.
@@ -22,7 +24,7 @@ pub enum Framework {
 
 impl Framework {
     /// All frameworks.
-    pub const ALL: [Self; 5] = [Self::PyTorch, Self::Rmm, Self::CuPy, Self::Nsys, Self::Millpond];
+    pub const ALL: [Self; 6] = [Self::PyTorch, Self::Rmm, Self::CuPy, Self::Any, Self::Nsys, Self::Millpond];
 
     /// Returns a sentence about the data that the lines record.
     pub fn about(self) -> &'static str {
@@ -32,7 +34,8 @@ impl Framework {
             }
             Self::Rmm => "RMM: blocks, threads and streams, one file for each device",
             Self::CuPy => "CuPy: blocks and streams, through RMM",
-            Self::Nsys => "any program: all memory that the process and its libraries take from the driver",
+            Self::Any => "any program: all memory that it takes from the driver, and call stacks",
+            Self::Nsys => "any program, with Nsight Systems: all memory that it takes from the driver",
             Self::Millpond => "millpond: blocks, threads, streams and times of its default resource",
         }
     }
@@ -66,6 +69,7 @@ rmm.reinitialize(logging=True, log_file_name=\"cupy.csv\")  # first of all; writ
 cupy.cuda.set_allocator(rmm_cupy_allocator)
 "
             }
+            Self::Any => "millpond-replay run --record log.csv -- PROGRAM\n",
             Self::Nsys => {
                 "\
 nsys profile --cuda-memory-usage=true --output profile PROGRAM
@@ -84,6 +88,7 @@ nsys export --type sqlite --output profile.sqlite profile.nsys-rep
             Self::PyTorch => "snapshot.pickle",
             Self::Rmm => "rmm.dev0.csv",
             Self::CuPy => "cupy.dev0.csv",
+            Self::Any => "log.csv",
             Self::Nsys => "profile.sqlite",
             Self::Millpond => "millpond.csv",
         }
@@ -95,7 +100,7 @@ nsys export --type sqlite --output profile.sqlite profile.nsys-rep
         let framework = match recording.source().format.as_str() {
             Source::PYTORCH | Source::PYTORCH_MESSAGE | Source::PYTORCH_TRACE => Self::PyTorch,
             Source::RMM | Source::RMM_DEBUG | Source::RMM_MESSAGE => Self::Rmm,
-            "Nsight Systems export" => Self::Nsys,
+            "Nsight Systems export" => Self::Any,
             Source::MILLPOND | Source::MILLPOND_LOG => Self::Millpond,
             _ => return None,
         };

@@ -44,6 +44,7 @@ mod field;
 mod flaws;
 mod input;
 mod live;
+pub mod notes;
 mod reader;
 
 pub use chosen_device::ChosenDevice;

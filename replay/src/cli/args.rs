@@ -22,6 +22,7 @@ use super::plan::PlanArgs;
 use super::progress::ProgressArgs;
 use super::record::RecordArgs;
 use super::report::ReportArgs;
+use super::run::RunArgs;
 use super::shell::{CompletionsArgs, ManArgs};
 use super::suggest;
 use super::top::TopArgs;
@@ -124,6 +125,7 @@ pub(crate) enum Command {
     Tune(TuneArgs),
     Record(RecordArgs),
     Report(ReportArgs),
+    Run(RunArgs),
 }
 
 const AFTER_HELP: &str = "\

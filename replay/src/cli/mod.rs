@@ -41,6 +41,7 @@ mod plan;
 mod progress;
 mod record;
 mod report;
+mod run;
 mod shell;
 mod sizes;
 mod suggest;
@@ -83,8 +84,10 @@ pub fn main(table: &LayerTable) -> ExitCode {
     let cli = words::parse(std::env::args_os()).unwrap_or_else(|error| error.exit());
     cli.color.choose();
     let is_coloured = anstream::AutoStream::choice(&out) != anstream::ColorChoice::Never;
-    let result = show_diagnostics().and_then(|()| dispatch(&cli, table, is_coloured, out));
-    Verdict::of(result).into()
+    match show_diagnostics() {
+        Ok(()) => status(&cli, table, is_coloured, out),
+        failed => Verdict::of(failed.map(|()| Verdict::Fine)).into(),
+    }
 }
 
 /// Runs the command in `arguments`, whose first item is the program's name. Results go to `out`. Errors go to
@@ -100,7 +103,15 @@ pub fn run(
 ) -> Result<ExitCode, String> {
     let cli = words::parse(arguments).map_err(|error| error.to_string())?;
     let is_coloured = cli.color == ColorArg::Always;
-    Ok(Verdict::of(dispatch(&cli, table, is_coloured, out)).into())
+    Ok(status(&cli, table, is_coloured, out))
+}
+
+/// Runs the command, prints its error, and returns the exit status. The command `run` has the program's.
+fn status(cli: &Cli, table: &LayerTable, is_coloured: bool, out: impl Write) -> ExitCode {
+    match &cli.command {
+        Some(Command::Run(args)) => run::run(args, is_coloured, out),
+        _ => Verdict::of(dispatch(cli, table, is_coloured, out)).into(),
+    }
 }
 
 /// Runs the command. Text for people has colours if `is_coloured`.
@@ -121,6 +132,7 @@ fn dispatch(cli: &Cli, table: &LayerTable, is_coloured: bool, out: impl Write) -
         Some(Command::Tune(args)) => tune::run(args, table, out),
         Some(Command::Record(args)) => record::run(args, out),
         Some(Command::Report(args)) => report::run(args, table, out),
+        Some(Command::Run(_)) => Ok(Verdict::Fine), // `status` has run it
         None => replay(cli, table, out),
     }
 }

@@ -24,6 +24,8 @@ enum FrameworkArg {
     Rmm,
     /// CuPy
     Cupy,
+    /// Any program, without a change to it
+    Any,
     /// Any program that runs under Nsight Systems
     Nsys,
     /// A program that allocates with millpond
@@ -36,6 +38,7 @@ impl From<FrameworkArg> for Framework {
             FrameworkArg::Pytorch => Self::PyTorch,
             FrameworkArg::Rmm => Self::Rmm,
             FrameworkArg::Cupy => Self::CuPy,
+            FrameworkArg::Any => Self::Any,
             FrameworkArg::Nsys => Self::Nsys,
             FrameworkArg::Millpond => Self::Millpond,
         }

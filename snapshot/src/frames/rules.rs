@@ -73,6 +73,7 @@ static NATIVE: &[Rule] = &[
         Allocator,
         Function(&[
             "rmm::*", "cuda::mr::*", "millpond*::*", "cudaMalloc*", "cuMem*", "operator new*", "malloc",
+            "libcudart*", "libcuda.so*", "libc10_cuda.so*",
         ]),
         "other allocators, and the driver's functions",
         "rmm::mr::device_memory_resource::allocate(unsigned long, rmm::cuda_stream_view)" in "??"
@@ -96,7 +97,7 @@ static NATIVE: &[Rule] = &[
         Dispatch,
         Function(&[
             "at::*", "c10::*", "c10d::*", "torch::*", "caffe2::*", "THP*", "pybind11::*", "torch_*::*",
-            "*::THP*",
+            "*::THP*", "libtorch*", "libc10.so*",
         ]),
         "the namespaces of PyTorch and of its bindings to Python",
         "at::_ops::empty_memory_format::call(c10::ArrayRef<c10::SymInt>)" in "??"

@@ -4,8 +4,8 @@ use std::fmt::Write as _;
 use std::io::{self, Write};
 
 use millpond_engine::log::column;
+use millpond_engine::log::notes::{push_word, word};
 
-use super::notes::{push_word, word};
 use super::{Clock, Event, EventKind, Id, Lane, Recording};
 
 /// Notes with at least this number of bytes get their own row.

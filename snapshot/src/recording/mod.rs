@@ -20,7 +20,6 @@ mod ledger;
 mod live;
 mod lives;
 mod moment;
-mod notes;
 mod program;
 mod sums;
 mod texts;
@@ -38,7 +37,6 @@ pub use moment::{LiveBlock, Moment, Segment};
 pub use sums::Sums;
 
 pub(crate) use content::{OVERLAPS, cut};
-pub(crate) use notes::{text as note_text, word};
 
 /// Writes the number of an event to JSON, counted from 1 as in texts.
 fn from_one<S: serde::Serializer>(event: &u64, serializer: S) -> Result<S::Ok, S::Error> {

@@ -19,7 +19,7 @@ use super::no_stacks::no_stacks;
 use super::options::Options;
 use super::refusal::Refusal;
 use crate::budget::{Budget, Exceeded};
-use crate::recording::{Clock, Event, EventKind, Lane, Recording, Source, note_text};
+use crate::recording::{Clock, Event, EventKind, Lane, Recording, Source};
 
 use before::Before;
 use mixed::Mixed;
@@ -291,8 +291,8 @@ fn event(
     let tag = match cell(reader, column::TAG)? {
         "" => None,
         word => {
-            let text =
-                note_text(word).ok_or_else(|| wrong(column::TAG, "the value is not a word".to_owned()))?;
+            let text = log::notes::text(word)
+                .ok_or_else(|| wrong(column::TAG, "the value is not a word".to_owned()))?;
             Some(recording.add_tag(&text, budget)?)
         }
     };

@@ -3,10 +3,11 @@
 use std::collections::HashMap;
 
 use millpond_engine::log::StreamKey;
+use millpond_engine::log::notes::{text, word};
 
 use crate::budget::Budget;
 use crate::import::refusal::Refusal;
-use crate::recording::{Event, EventKind, Frame, Id, Lane, Recording, StateCheck, cut, note_text, word};
+use crate::recording::{Event, EventKind, Frame, Id, Lane, Recording, StateCheck, cut};
 
 /// The bytes of an entry in the map from the file's numbers to this recording's numbers, including the
 /// entry's share of the map's free space.
@@ -58,7 +59,7 @@ impl Notes {
             return Ok(Some(()));
         }
         budget.take(2 * note.len())?; // most of the note is kept
-        let words: Option<Vec<String>> = rest.split(' ').map(note_text).collect();
+        let words: Option<Vec<String>> = rest.split(' ').map(text).collect();
         let Some(words) = words else { return Ok(None) };
         Ok(match (kind, words.as_slice()) {
             (word::SOURCE, [format]) => {

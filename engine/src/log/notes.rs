@@ -1,4 +1,4 @@
-//! Notes: the data in a log that RMM has no column for. A note belongs to the next row.
+//! Notes: the data in a log that RMM has no column for. A note belongs to the row that contains it.
 //!
 //! A note is a sequence of words, separated by spaces. Notes are separated by `;`. A character that a word
 //! cannot contain becomes `%` and two hexadecimal digits. An empty word becomes `~`, and an absent word
@@ -7,17 +7,27 @@
 use std::fmt::Write;
 
 /// The first words of notes that are not events.
-pub(crate) mod word {
-    pub(crate) const SOURCE: &str = "source";
-    pub(crate) const DETAIL: &str = "detail";
-    pub(crate) const DEVICE: &str = "device";
-    pub(crate) const SETTING: &str = "setting";
-    pub(crate) const UNKNOWN: &str = "unknown";
-    pub(crate) const CHECK: &str = "check";
-    pub(crate) const FRAME: &str = "frame";
-    pub(crate) const STACK: &str = "stack";
-    pub(crate) const TAG: &str = "tag";
-    pub(crate) const DEVICE_FREE: &str = "device_free";
+pub mod word {
+    /// The format of the file that the recording was read from.
+    pub const SOURCE: &str = "source";
+    /// A name and a value that describe the source.
+    pub const DETAIL: &str = "detail";
+    /// The device: a number, or `sim:` and a number.
+    pub const DEVICE: &str = "device";
+    /// The name and the value of an allocator's setting.
+    pub const SETTING: &str = "setting";
+    /// A gap: a code and a sentence.
+    pub const UNKNOWN: &str = "unknown";
+    /// The counts of a comparison with the state in the file.
+    pub const CHECK: &str = "check";
+    /// A frame: its number, line, function and file.
+    pub const FRAME: &str = "frame";
+    /// A call stack: its number, and the numbers of its frames with dots between them, innermost first.
+    pub const STACK: &str = "stack";
+    /// A tag: its number and its text.
+    pub const TAG: &str = "tag";
+    /// The device's free bytes at the failed request before this note. It has the fields of an event.
+    pub const DEVICE_FREE: &str = "device_free";
 }
 
 /// Characters that start a formula in spreadsheets. OWASP's list also has tab and carriage return, but words
@@ -26,7 +36,7 @@ const FORMULA: [char; 4] = ['=', '+', '-', '@'];
 
 /// Adds a text as one word. If its first character could start a formula, the character becomes `%` and its
 /// number. So no spreadsheet runs text from an untrusted program when it opens the log.
-pub(crate) fn push_word(notes: &mut String, text: &str) {
+pub fn push_word(notes: &mut String, text: &str) {
     if text.is_empty() {
         notes.push('~');
     }
@@ -44,7 +54,7 @@ pub(crate) fn push_word(notes: &mut String, text: &str) {
 }
 
 /// Returns the text of a word; `None` if [`push_word`] never writes such a word.
-pub(crate) fn text(word: &str) -> Option<String> {
+pub fn text(word: &str) -> Option<String> {
     if word == "~" {
         return Some(String::new());
     }

@@ -1,0 +1,427 @@
+//! The work of this library's functions around a call of the driver.
+
+use std::ffi::{c_int, c_void};
+use std::sync::{Once, OnceLock};
+
+use parking_lot::Mutex;
+use rustc_hash::FxHashMap;
+
+use crate::blocks::{Block, Blocks, NO_ADDRESS};
+use crate::budget::Budget;
+use crate::code::{Code, OUT_OF_MEMORY};
+use crate::device;
+use crate::process::Inside;
+use crate::record::{Call, Record};
+use crate::serving;
+use crate::settings::Settings;
+use crate::stacks::{self, Stack};
+
+/// `CU_STREAM_PER_THREAD`.
+const PER_THREAD: usize = 2;
+
+/// `CU_MEM_LOCATION_TYPE_DEVICE`.
+const ON_DEVICE: c_int = 1;
+
+/// The knowledge about the process.
+struct State {
+    blocks: Blocks,
+    budget: Budget,
+    record: Option<Record>,
+    /// The primary context of each device that the process has retained.
+    primary: FxHashMap<c_int, u64>,
+}
+
+/// The state of this process; `None` if there is nothing to do.
+static STATE: OnceLock<Option<Mutex<State>>> = OnceLock::new();
+
+fn state() -> Option<&'static Mutex<State>> {
+    let state = STATE.get_or_init(|| {
+        let settings = Settings::from_environment();
+        let state = || State {
+            blocks: Blocks::default(),
+            budget: Budget::new(settings.budget),
+            primary: FxHashMap::default(),
+            record: settings.record.as_deref().and_then(|path| Record::create(path, settings.budget)),
+        };
+        if let Some(stack) = &settings.stack {
+            serving::start(stack);
+        }
+        (!settings.is_idle()).then(|| Mutex::new(state()))
+    });
+    state.as_ref()
+}
+
+/// Enters the library for one call. Returns `None` if the call must be passed on.
+fn enter() -> Option<(&'static Mutex<State>, Inside)> {
+    let inside = Inside::enter()?;
+    Some((state()?, inside))
+}
+
+/// The stream of a call whose null stream is the calling thread's default stream.
+pub(crate) fn per_thread(stream: *mut c_void) -> *mut c_void {
+    if stream.is_null() { std::ptr::without_provenance_mut(PER_THREAD) } else { stream }
+}
+
+impl State {
+    /// Writes a row for a block of the program, if the process is recorded. Then looks for bytes that the
+    /// driver itself has taken.
+    fn note(&mut self, call: Call, block: &Block, stream: u64, stack: &Stack, info: Option<device::Info>) {
+        let Some(record) = self.record.as_mut().filter(|_| block.is_of_program) else { return };
+        record.row(call, block, stream, stack);
+        if let Some(info) = info {
+            record.look(&mut self.blocks, block.device, info);
+        }
+    }
+
+    /// Writes a failed request of the program.
+    fn fail(&mut self, failed: &Block, stream: u64, stack: &Stack, info: Option<device::Info>) {
+        let free = self.free(failed.device, info);
+        if let Some(record) = self.record.as_mut().filter(|_| failed.is_of_program) {
+            record.failure(failed, stream, stack, free);
+        }
+    }
+
+    /// Returns the bytes that the process may take on a device.
+    fn free(&self, device: c_int, info: Option<device::Info>) -> Option<u64> {
+        let free = info.map(|info| info.free);
+        self.budget.free(device).map(|left| free.map_or(left, |free| free.min(left))).or(free)
+    }
+
+    /// Ends blocks that the driver has freed.
+    fn end(&mut self, gone: &[Block]) {
+        for block in gone {
+            if block.lent.is_none() {
+                self.budget.give_back(block.device, block.bytes);
+            }
+            self.note(Call::Free, block, 0, &Stack::default(), None);
+        }
+    }
+}
+
+/// Who may serve a request, and in which order.
+enum Order {
+    /// Only the driver.
+    Driver,
+    /// A stack, with the order of a stream; without a stream, the memory can be used at once on all streams.
+    Stack(Option<*mut c_void>),
+}
+
+/// Allocates a block that its context takes with it.
+pub(crate) fn allocate(ptr: *mut u64, bytes: usize, is_managed: bool, real: impl FnOnce() -> Code) -> Code {
+    let block = |(context, device)| Block { context, ..Block::new(0, bytes as u64, device) };
+    let order = if is_managed || ptr.is_null() { Order::Driver } else { Order::Stack(None) };
+    request(block, 0, order, ptr, real, |_, block| block)
+}
+
+/// Allocates a block of a pool, which outlives contexts.
+pub(crate) fn allocate_async(
+    ptr: *mut u64,
+    bytes: usize,
+    stream: *mut c_void,
+    real: impl FnOnce() -> Code,
+) -> Code {
+    if device::is_capturing(stream) {
+        return real();
+    }
+    let block = |(_, device)| Block::new(0, bytes as u64, device);
+    let order = if ptr.is_null() { Order::Driver } else { Order::Stack(Some(stream)) };
+    request(block, stream.addr() as u64, order, ptr, real, |_, block| block)
+}
+
+/// Allocates rows whose distance the driver chooses.
+pub(crate) fn allocate_pitch(
+    ptr: *mut u64,
+    pitch: *mut usize,
+    width: usize,
+    height: usize,
+    real: impl FnOnce() -> Code,
+) -> Code {
+    let bytes = width.saturating_mul(height) as u64;
+    let block = |(context, device)| Block { context, ..Block::new(0, bytes, device) };
+    request(block, 0, Order::Driver, ptr, real, |state, block| {
+        // SAFETY: after success, the driver has written the distance.
+        let bytes = unsafe { *pitch }.saturating_mul(height) as u64;
+        state.budget.give_back(block.device, block.bytes);
+        state.budget.add(block.device, bytes);
+        Block { bytes, ..block }
+    })
+}
+
+/// Creates physical memory.
+pub(crate) fn create(
+    handle: *mut u64,
+    bytes: usize,
+    props: *const c_void,
+    real: impl FnOnce() -> Code,
+) -> Code {
+    /// The first fields of `CUmemAllocationProp`.
+    #[repr(C)]
+    struct Props {
+        kind: c_int,
+        handles: c_int,
+        location: c_int,
+        device: c_int,
+    }
+    // SAFETY: the program passes null or a structure that begins with these fields.
+    let Some(props) = (unsafe { props.cast::<Props>().as_ref() }) else { return real() };
+    if props.location != ON_DEVICE {
+        return real();
+    }
+    let block = |_| Block::new(0, bytes as u64, props.device);
+    // The handle takes the place of the address.
+    request(block, 0, Order::Driver, handle, real, |state, block| state.blocks.create(block.address, block))
+}
+
+/// Asks a stack, or the budget and the driver. Writes the block to the recording, or the failure.
+///
+/// `wanted` describes the request by the current context and device. `ptr` takes the address. `found` changes
+/// the block that the driver has allocated.
+fn request(
+    wanted: impl FnOnce((u64, c_int)) -> Block,
+    stream: u64,
+    order: Order,
+    ptr: *mut u64,
+    real: impl FnOnce() -> Code,
+    found: impl FnOnce(&mut State, Block) -> Block,
+) -> Code {
+    let Some((state, inside)) = enter() else { return real() };
+    // Without a context, the driver refuses the call.
+    let Some(current) = device::current() else { return real() };
+    let wanted = Block { is_of_program: inside.is_of_program(), ..wanted(current) };
+    let (is_primary, is_recorded) = {
+        let state = state.lock();
+        let is_primary = state.primary.get(&wanted.device) == Some(&current.0);
+        (is_primary, wanted.is_of_program && state.record.is_some())
+    };
+    let served = match order {
+        // The stacks' memory belongs to the primary contexts.
+        Order::Stack(stream) if wanted.is_of_program && is_primary => {
+            serving::allocate(wanted.device, wanted.bytes, stream)
+        }
+        _ => None,
+    };
+    let mut lent = None;
+    let is_served = served.is_some();
+    let is_allowed = is_served || state.lock().budget.take(wanted.device, wanted.bytes);
+    let code = match served {
+        Some(Ok((address, block))) => {
+            // SAFETY: the program passes a place for the address; a stack serves no request without one.
+            unsafe { ptr.write(address.address()) };
+            lent = Some(block);
+            0
+        }
+        Some(Err(code)) => code,
+        None if is_allowed => real(),
+        None => OUT_OF_MEMORY,
+    };
+    let (stack, info) = if is_recorded { (stacks::capture(), device::info()) } else { Default::default() };
+    let mut state = state.lock();
+    if code == 0 {
+        // SAFETY: after success, the address is written.
+        let block = Block { address: unsafe { ptr.read() }, lent, ..wanted };
+        let block = found(&mut state, block);
+        // The address of physical memory is a number of ours, which is in the blocks already.
+        if (1..NO_ADDRESS).contains(&block.address) {
+            state.blocks.insert(block.clone());
+        }
+        state.note(Call::Allocate, &block, stream, &stack, info);
+        return code;
+    }
+    if is_allowed && !is_served {
+        state.budget.give_back(wanted.device, wanted.bytes);
+    }
+    if code == OUT_OF_MEMORY {
+        state.fail(&wanted, stream, &stack, info);
+    }
+    code
+}
+
+/// Frees a block, with the order of a stream or for good. Its row is written before the call, because another
+/// thread may get the address after it.
+pub(crate) fn free(ptr: u64, stream: Option<*mut c_void>, real: impl FnOnce() -> Code) -> Code {
+    let Some((state, _inside)) = enter() else { return real() };
+    let Some(block) = state.lock().blocks.remove(ptr) else { return real() };
+    // A call stack is slow, and no command shows who freed a block.
+    let stack = Stack::default();
+    let number = stream.map_or(0, |stream| stream.addr() as u64);
+    state.lock().note(Call::Free, &block, number, &stack, None);
+    let code = match &block.lent {
+        Some(lent) => serving::free(ptr, lent, stream),
+        None => real(),
+    };
+    let mut state = state.lock();
+    match code {
+        0 if block.lent.is_none() => state.budget.give_back(block.device, block.bytes),
+        0 => {}
+        _ => {
+            state.note(Call::Allocate, &block, number, &stack, None);
+            state.blocks.insert(block);
+        }
+    }
+    code
+}
+
+/// Gives a use of a handle to physical memory back.
+pub(crate) fn release(handle: u64, real: impl FnOnce() -> Code) -> Code {
+    ended(real, |blocks| blocks.release(handle).into_iter().collect())
+}
+
+/// Unmaps a range.
+pub(crate) fn unmap(ptr: u64, bytes: usize, real: impl FnOnce() -> Code) -> Code {
+    ended(real, |blocks| blocks.unmap(ptr, bytes as u64))
+}
+
+/// Destroys a context.
+pub(crate) fn destroy(context: *mut c_void, real: impl FnOnce() -> Code) -> Code {
+    ended(real, |blocks| blocks.of_context(context.addr() as u64))
+}
+
+/// Resets a device.
+pub(crate) fn reset(device: c_int, real: impl FnOnce() -> Code) -> Code {
+    reset_with(device, real)
+}
+
+fn reset_with(device: c_int, real: impl FnOnce() -> Code) -> Code {
+    ended(real, |blocks| {
+        serving::forget(device);
+        blocks.of_device(device)
+    })
+}
+
+/// Releases a device's primary context, which ends with its last use.
+pub(crate) fn release_primary(device: c_int, real: impl FnOnce() -> Code) -> Code {
+    let code = real();
+    if code == 0 && !device::has_primary_context(device) {
+        reset_with(device, || code);
+    }
+    code
+}
+
+/// Makes a call that ends blocks, and then removes them.
+fn ended(real: impl FnOnce() -> Code, gone: impl FnOnce(&mut Blocks) -> Vec<Block>) -> Code {
+    let Some((state, _inside)) = enter() else { return real() };
+    let code = real();
+    if code == 0 {
+        let mut state = state.lock();
+        let gone = gone(&mut state.blocks);
+        state.end(&gone);
+    }
+    code
+}
+
+/// Counts another use of a handle to physical memory.
+pub(crate) fn retain(handle: *mut u64, real: impl FnOnce() -> Code) -> Code {
+    let Some((state, _inside)) = enter() else { return real() };
+    let code = real();
+    if code == 0 {
+        // SAFETY: after success, the driver has written the handle.
+        state.lock().blocks.retain(unsafe { *handle });
+    }
+    code
+}
+
+/// Maps physical memory.
+pub(crate) fn map(ptr: u64, bytes: usize, handle: u64, real: impl FnOnce() -> Code) -> Code {
+    let Some((state, _inside)) = enter() else { return real() };
+    let code = real();
+    if code == 0 {
+        state.lock().blocks.map(ptr, bytes as u64, handle);
+    }
+    code
+}
+
+/// Answers how much memory is free. With a budget, the device seems to have only that much.
+pub(crate) fn info(free: *mut usize, total: *mut usize, real: impl FnOnce() -> Code) -> Code {
+    let Some((state, inside)) = enter() else { return real() };
+    let code = real();
+    if let (0, Some((_, device))) = (code, device::current()) {
+        // A stack that serves the program has free memory of its own.
+        // SAFETY: after success, the driver has written to the place if it is not null.
+        if let Some(free) = unsafe { free.as_mut() }.filter(|_| inside.is_of_program()) {
+            *free += serving::reserved_free(device) as usize;
+        }
+        let state = state.lock();
+        lower(free, state.budget.free(device));
+        lower(total, state.budget.limit());
+    }
+    code
+}
+
+/// Answers how much memory a device has.
+pub(crate) fn total(total: *mut usize, real: impl FnOnce() -> Code) -> Code {
+    let Some((state, _inside)) = enter() else { return real() };
+    let code = real();
+    if code == 0 {
+        lower(total, state.lock().budget.limit());
+    }
+    code
+}
+
+/// Lowers a number of bytes that the driver has written. The driver takes null pointers here.
+fn lower(place: *mut usize, most: Option<u64>) {
+    // SAFETY: after success, the driver has written to the place if it is not null.
+    if let (Some(place), Some(most)) = (unsafe { place.as_mut() }, most) {
+        *place = (*place).min(most as usize);
+    }
+}
+
+/// Creates a context, which takes memory that no other call shows.
+pub(crate) fn create_context(device: c_int, real: impl FnOnce() -> Code) -> Code {
+    let Some((state, _inside)) = enter() else { return real() };
+    let before = device::taken_without_context(device);
+    let code = real();
+    let after = device::taken_without_context(device);
+    if let (0, Some(before), Some(after)) = (code, before, after) {
+        let bytes = after.saturating_sub(before);
+        let State { blocks, budget, record, .. } = &mut *state.lock();
+        budget.add(device, bytes);
+        if let Some(record) = record {
+            record.context(blocks, device, bytes);
+        }
+    }
+    if code == 0 {
+        static AT_EXIT: Once = Once::new();
+        // The driver's own handler is older, so it runs later.
+        // SAFETY: the function may be called at the end of the process.
+        AT_EXIT.call_once(|| unsafe { _ = libc::atexit(look_at_exit) });
+    }
+    code
+}
+
+/// Writes the last size of the driver's own memory: it grows when kernels first run.
+extern "C" fn look_at_exit() {
+    let Some((state, _inside)) = enter() else { return };
+    if let (Some((_, device)), Some(info)) = (device::current(), device::info()) {
+        let State { blocks, record, .. } = &mut *state.lock();
+        if let Some(record) = record {
+            record.look(blocks, device, info);
+        }
+    }
+}
+
+/// Retains a device's primary context. The first use creates it.
+pub(crate) fn retain_primary(context: *mut *mut c_void, device: c_int, real: impl FnOnce() -> Code) -> Code {
+    let code = if device::has_primary_context(device) { real() } else { create_context(device, real) };
+    if let (0, Some((state, _inside))) = (code, enter()) {
+        // SAFETY: after success, the driver has written the context.
+        state.lock().primary.insert(device, unsafe { *context }.addr() as u64);
+    }
+    code
+}
+
+/// Loads code, which takes memory that no other call shows.
+pub(crate) fn load(real: impl FnOnce() -> Code) -> Code {
+    let Some((state, _inside)) = enter() else { return real() };
+    let before = device::info();
+    let code = real();
+    if let (0, Some(before), Some(after), Some((_, device))) =
+        (code, before, device::info(), device::current())
+    {
+        let State { blocks, budget, record, .. } = &mut *state.lock();
+        budget.add(device, before.free.saturating_sub(after.free));
+        if let Some(record) = record {
+            record.look(blocks, device, after);
+        }
+    }
+    code
+}

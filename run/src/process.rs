@@ -1,0 +1,72 @@
+//! Whether this process is the one that loaded the library, and where a call comes from.
+
+use std::cell::Cell;
+use std::sync::atomic::{AtomicI32, Ordering};
+
+/// The process that first used the driver; 0 before.
+static OWNER: AtomicI32 = AtomicI32::new(0);
+
+/// Where the calls of a thread come from.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Caller {
+    Program,
+    /// The driver, or this library.
+    Library,
+    /// A stack of this library, which serves a request of the program.
+    Stack,
+}
+
+thread_local! {
+    static CALLER: Cell<Caller> = const { Cell::new(Caller::Program) };
+}
+
+/// Marks the calling thread as inside of this library, until the value is dropped. Calls of the driver that
+/// the driver or this library makes in the meantime are passed on.
+pub(crate) struct Inside {
+    before: Caller,
+}
+
+impl Inside {
+    /// Returns `None` if the call must be passed on: it comes from inside, or the thread is ending, or the
+    /// process is a child of `fork`.
+    pub(crate) fn enter() -> Option<Self> {
+        let before = CALLER.try_with(|caller| caller.replace(Caller::Library)).ok()?;
+        let inside = Self { before };
+        // SAFETY: the function has no arguments and cannot fail.
+        let process = unsafe { libc::getpid() };
+        let owner = OWNER.compare_exchange(0, process, Ordering::Relaxed, Ordering::Relaxed);
+        let is_owner = owner.is_ok() || owner == Err(process);
+        (before != Caller::Library && is_owner).then_some(inside)
+    }
+
+    /// Returns whether the program itself makes the call.
+    pub(crate) fn is_of_program(&self) -> bool {
+        self.before == Caller::Program
+    }
+}
+
+impl Drop for Inside {
+    fn drop(&mut self) {
+        let _ = CALLER.try_with(|caller| caller.set(self.before));
+    }
+}
+
+/// Marks the calling thread as inside of a stack, until the value is dropped. The stack's calls of the driver
+/// count towards the budget.
+pub(crate) struct Serving {
+    before: Option<Caller>,
+}
+
+impl Serving {
+    pub(crate) fn enter() -> Self {
+        Self { before: CALLER.try_with(|caller| caller.replace(Caller::Stack)).ok() }
+    }
+}
+
+impl Drop for Serving {
+    fn drop(&mut self) {
+        if let Some(before) = self.before {
+            let _ = CALLER.try_with(|caller| caller.set(before));
+        }
+    }
+}
