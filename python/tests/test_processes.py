@@ -224,14 +224,16 @@ def test_a_library_that_is_another_one_is_named():
     assert answer.returncode == 1 and f"ImportError: {libc} is not libmillpond" in answer.stderr
 
 
-def test_replay_is_found(tmp_path):
+@pytest.mark.parametrize("module", ["millpond.replay", "millpond"])
+def test_replay_is_found(tmp_path, module):
     binary = tmp_path / "replay"
-    binary.write_text("#!/bin/sh\necho replayed $1\n")
+    binary.write_text('#!/bin/sh\necho replayed "$@", $MILLPOND_RUN_PYTHON\n')
     binary.chmod(0o755)
     answer = subprocess.run(
-        [sys.executable, "-m", "millpond.replay", "log.csv"],
+        [sys.executable, "-m", module, "run", "--explain", "train.py"],
         capture_output=True,
         text=True,
         env={**os.environ, "MILLPOND_REPLAY": str(binary)},
     )
-    assert answer.stdout == "replayed log.csv\n"
+    python = sys.executable if module == "millpond" else ""
+    assert answer.stdout.strip() == f"replayed run --explain train.py, {python}".strip()
