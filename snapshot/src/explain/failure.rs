@@ -194,19 +194,31 @@ fn does_not_fit(
     if let Some(outside) =
         explained.outside_bytes.filter(|outside| *outside >= OF_CUDA.saturating_add(short.max(1)))
     {
+        let reserved = explained.ledger.reserved_bytes.unwrap_or(0);
+        let own = recording.own_bytes().map(|own| own.saturating_sub(reserved).min(outside));
+        let is_own = own.is_some_and(|own| own > outside / 2);
         let outside = bytes(outside);
         evidence.push(format!("{outside} of the device's memory are used outside of the allocator"));
+        evidence.extend(own.map(|own| format!("of these, this process uses {}", bytes(own))));
         evidence.extend(
             recording
                 .other_processes()
                 .map(|(process, used)| format!("of these, process {process} uses {}", bytes(used))),
         );
+        let (users, fix) = match is_own {
+            true => (
+                "by other libraries of this process, or by the CUDA context",
+                "see which library holds it: millpond-replay run --record log.csv -- PROGRAM",
+            ),
+            false => {
+                ("by another process, by libraries, or by the CUDA context", other_users(recording))
+            }
+        };
         let what = format!(
-            "the request needed {} more, and {outside} were used outside of the allocator: by another \
-             process, by libraries, or by the CUDA context",
+            "the request needed {} more, and {outside} were used outside of the allocator: {users}",
             bytes(short)
         );
-        let fixes = vec![other_users(recording).to_owned()];
+        let fixes = vec![fix.to_owned()];
         return with_holders("outside", what, evidence, explained, fixes);
     }
     let left = explained.ledger.unused_bytes().saturating_add(explained.device_free_bytes.unwrap_or(0));

@@ -208,6 +208,12 @@ fn is_xplane(head: &[u8]) -> bool {
     head.iter().any(|byte| *byte < b'\t') && (has(b"/host:") || has(b"/device:"))
 }
 
+/// Returns whether a character shows that a file is no text. Texts for terminals have escape sequences, and
+/// progress bars go back.
+fn is_binary(char: char) -> bool {
+    char == '\u{fffd}' || char.is_control() && !matches!(char, '\t' | '\r' | '\u{8}' | '\u{1b}')
+}
+
 /// Recognises a table by the names of its columns.
 fn table(header: &str) -> Found {
     let names = row(header).unwrap_or_default();
@@ -215,9 +221,7 @@ fn table(header: &str) -> Found {
     match () {
         () if ["Thread", "Action", "Pointer"].iter().any(|name| has(name)) => Found::Rmm,
         () if minimalloc::is_header(&names) => Found::Minimalloc,
-        () if header.chars().any(|char| char.is_control() && char != '\t') || header.contains('\u{fffd}') => {
-            Found::Other(UNKNOWN)
-        }
+        () if header.chars().any(is_binary) => Found::Other(UNKNOWN),
         () => Found::Text(UNKNOWN_TEXT),
     }
 }
@@ -228,7 +232,7 @@ mod tests {
 
     #[test]
     fn files_are_known_by_their_content() {
-        let cases: [(&[u8], Found); 18] = [
+        let cases: [(&[u8], Found); 20] = [
             (b"\x80\x04\x95", Found::Pickle),
             (b"\x80\x02}q\x00", Found::Pickle),
             (b"\n<!DOCTYPE html>", Found::Html),
@@ -246,6 +250,8 @@ mod tests {
             (b"[104507][08:24:53:517252][info  ] RMM", Found::Text(UNKNOWN_TEXT)),
             (b"\n\nTraceback (most recent call last):\n  File \"/host:x\"", Found::Text(UNKNOWN_TEXT)),
             (b"a,b,c\n1,2,3\n", Found::Text(UNKNOWN_TEXT)),
+            (b"\x1b[31mEpoch 1:  31%|\x08\x1b[0m\rTraceback\n", Found::Text(UNKNOWN_TEXT)),
+            (b"\x01\x1b[31m", Found::Other(UNKNOWN)),
             (b"[1, 2]", Found::Text(JSON)),
         ];
         for (head, expected) in cases {

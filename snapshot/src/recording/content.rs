@@ -167,6 +167,8 @@ impl Recording {
     pub(crate) const LIMIT_BYTES: &'static str = "limit in bytes";
     /// The name of the detail with the bytes of RMM's pool when a request failed.
     pub(crate) const POOL_BYTES: &'static str = "bytes of the pool";
+    /// The name of the detail with all bytes of this process, also outside of the allocator.
+    pub(crate) const OWN_BYTES: &'static str = "bytes of this process";
     /// The start of the name of a detail with the bytes of another process, before the process's number.
     pub(crate) const PROCESS: &'static str = "bytes of process ";
     /// The name of the detail with the allocator of a framework that has several.
@@ -242,6 +244,11 @@ impl Recording {
     /// Returns the bytes of the allocator's pool when a request failed, if the source records them.
     pub(crate) fn pool_bytes(&self) -> Option<u64> {
         self.bytes_of(Self::POOL_BYTES)
+    }
+
+    /// Returns the bytes that this process had taken from the device, if the source records them.
+    pub(crate) fn own_bytes(&self) -> Option<u64> {
+        self.bytes_of(Self::OWN_BYTES)
     }
 
     /// Returns the other processes that used the device when a request failed, with their bytes.

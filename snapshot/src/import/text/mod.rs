@@ -37,8 +37,8 @@ const HINTS: [(&str, &str); 6] = [
     ),
     (
         "NVIDIA-SMI ",
-        "is the output of nvidia-smi, which shows only one sum for each process; profile the program with \
-         `nsys profile --cuda-memory-usage=true` and export with `nsys export --type sqlite`",
+        "is the output of nvidia-smi, which shows only one sum for each process; record the program with \
+         `millpond-replay run --record log.csv -- PROGRAM`",
     ),
     ("CUDA error: out of memory", NO_FIGURES),
     ("cudaErrorMemoryAllocation", NO_FIGURES),

@@ -377,7 +377,7 @@ impl Messages {
         let sizes = [
             (Recording::DEVICE_BYTES, message.capacity),
             (Recording::LIMIT_BYTES, message.allowed),
-            ("bytes of this process", message.process),
+            (Recording::OWN_BYTES, message.process),
         ];
         for (name, bytes) in sizes {
             if let Some(bytes) = bytes {
