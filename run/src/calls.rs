@@ -1,6 +1,7 @@
 //! The work of this library's functions around a call of the driver.
 
 use std::ffi::{c_int, c_void};
+use std::sync::atomic::Ordering;
 use std::sync::{Once, OnceLock};
 
 use parking_lot::Mutex;
@@ -8,7 +9,7 @@ use rustc_hash::FxHashMap;
 
 use crate::blocks::{Block, Blocks, NO_ADDRESS};
 use crate::budget::Budget;
-use crate::code::{Code, OUT_OF_MEMORY};
+use crate::code::{CAPTURE_INVALIDATED, Code, OUT_OF_MEMORY};
 use crate::device;
 use crate::process::Inside;
 use crate::record::{Call, Record};
@@ -261,6 +262,26 @@ pub(crate) fn free(ptr: u64, stream: Option<*mut c_void>, real: impl FnOnce() ->
     code
 }
 
+/// Begins a capture.
+pub(crate) fn begin_capture(real: impl FnOnce() -> Code) -> Code {
+    let code = real();
+    if code == 0 {
+        serving::CAPTURES.fetch_add(1, Ordering::SeqCst);
+    }
+    code
+}
+
+/// Ends a capture, also one that a mistake has made invalid.
+pub(crate) fn end_capture(real: impl FnOnce() -> Code) -> Code {
+    let code = real();
+    if code == 0 || code == CAPTURE_INVALIDATED {
+        // A capture that began before the library was asked was not counted.
+        let less = |count: u64| count.checked_sub(1);
+        let _ = serving::CAPTURES.fetch_update(Ordering::SeqCst, Ordering::SeqCst, less);
+    }
+    code
+}
+
 /// Gives a use of a handle to physical memory back.
 pub(crate) fn release(handle: u64, real: impl FnOnce() -> Code) -> Code {
     ended(real, |blocks| blocks.release(handle).into_iter().collect())
@@ -394,7 +415,7 @@ extern "C" fn look_at_exit() {
     if let (Some((_, device)), Some(info)) = (device::current(), device::info()) {
         let State { blocks, record, .. } = &mut *state.lock();
         if let Some(record) = record {
-            record.look(blocks, device, info);
+            record.look_last(blocks, device, info);
         }
     }
 }

@@ -145,6 +145,27 @@ entries! {
     "cuMemUnmap" 10020 fn cuMemUnmap(ptr: u64, bytes: usize)
     |real| calls::unmap(ptr, bytes, real);
 
+    "cuStreamBeginCapture" 10010 fn cuStreamBeginCapture_v2(stream: Handle, mode: c_int)
+    |real| calls::begin_capture(real);
+    "cuStreamBeginCapture" 10010 per_thread true
+    fn cuStreamBeginCapture_v2_ptsz(stream: Handle, mode: c_int)
+    |real| calls::begin_capture(real);
+    "cuStreamBeginCaptureToGraph" 12030
+    fn cuStreamBeginCaptureToGraph(
+        stream: Handle, graph: Handle, dependencies: *const Handle, data: *const c_void, n: usize, mode: c_int
+    )
+    |real| calls::begin_capture(real);
+    "cuStreamBeginCaptureToGraph" 12030 per_thread true
+    fn cuStreamBeginCaptureToGraph_ptsz(
+        stream: Handle, graph: Handle, dependencies: *const Handle, data: *const c_void, n: usize, mode: c_int
+    )
+    |real| calls::begin_capture(real);
+    "cuStreamEndCapture" 10000 fn cuStreamEndCapture(stream: Handle, graph: *mut Handle)
+    |real| calls::end_capture(real);
+    "cuStreamEndCapture" 10000 per_thread true
+    fn cuStreamEndCapture_ptsz(stream: Handle, graph: *mut Handle)
+    |real| calls::end_capture(real);
+
     "cuMemGetInfo" 3020 fn cuMemGetInfo_v2(free: *mut usize, total: *mut usize)
     |real| calls::info(free, total, real);
     "cuDeviceTotalMem" 3020 fn cuDeviceTotalMem_v2(total: *mut usize, device: c_int)

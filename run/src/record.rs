@@ -18,8 +18,9 @@ use crate::blocks::{Block, Blocks};
 use crate::device::Info;
 use crate::stacks::{Frame, Stack};
 
-/// A change of the driver's own memory below this number of bytes gets no row.
-const NOTICED: u64 = 1 << 20;
+/// A change of the driver's own memory below this number of bytes gets no row. Small changes come from the
+/// pieces of 2 MiB in which the driver takes memory.
+const NOTICED: u64 = 8 << 20;
 
 /// What happened to a block.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -122,8 +123,18 @@ impl Record {
         self.driver(blocks, device, driver.saturating_add(bytes));
     }
 
-    /// Compares the rows with the bytes that are gone from a device. The driver has taken the rest.
+    /// Compares the rows with the bytes that are gone from a device. The driver has taken the rest: for contexts,
+    /// code, its pools, and whole pieces.
     pub(crate) fn look(&mut self, blocks: &mut Blocks, device: c_int, info: Info) {
+        self.compare(blocks, device, info, NOTICED);
+    }
+
+    /// Does the same at the end of the process, and notices small changes, too.
+    pub(crate) fn look_last(&mut self, blocks: &mut Blocks, device: c_int, info: Info) {
+        self.compare(blocks, device, info, 1);
+    }
+
+    fn compare(&mut self, blocks: &mut Blocks, device: c_int, info: Info, noticed: u64) {
         let shown = self.devices.entry(device).or_default();
         let gone = info.total.saturating_sub(info.free);
         let known = shown.blocks.saturating_add(shown.driver);
@@ -134,7 +145,7 @@ impl Record {
             return;
         }
         let driver = gone.saturating_sub(others.unwrap_or_default()).saturating_sub(shown.blocks);
-        if driver.abs_diff(shown.driver) >= NOTICED {
+        if driver.abs_diff(shown.driver) >= noticed {
             self.driver(blocks, device, driver);
         }
     }
@@ -145,7 +156,7 @@ impl Record {
         let before = Block::new(shown.address, shown.driver, device);
         let now = Block::new(blocks.place(bytes), bytes, device);
         (shown.address, shown.driver) = (now.address, bytes);
-        let frame = Frame { function: "CUDA_context_and_code".to_owned(), ..Frame::default() };
+        let frame = Frame { function: "CUDA_driver".to_owned(), ..Frame::default() };
         let number = Some(self.define(&[Arc::new(frame)]));
         for (call, block) in [(Call::Free, before), (Call::Allocate, now)] {
             if block.bytes > 0 {

@@ -6,9 +6,10 @@
 //! driver. Programs rely on this wait.
 
 use std::ffi::{c_int, c_void};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
-use millpond_core::driver::StreamFlags;
+use millpond_core::driver::{CaptureModeGuard, StreamFlags};
 use millpond_core::stack::{LayerTable, StackSpec};
 use millpond_core::{AnyResource, DevicePtr, DriverHandle, Error, Layout, Result, StreamRef, watch};
 use millpond_driver::cuda::CudaDriver;
@@ -82,6 +83,7 @@ fn build(spec: &StackSpec, device: c_int) -> Result<Stack> {
 pub(crate) fn forget(device: c_int) {
     let stack = STACKS.lock().as_mut().and_then(|stacks| stacks.remove(&device));
     if let Some(stack) = stack.flatten() {
+        PARKED.lock().retain(|(_, lent)| !Arc::ptr_eq(&lent.stack, &stack));
         // The resources would return memory that no longer exists.
         std::mem::forget(stack);
     }
@@ -124,20 +126,48 @@ fn stream_of(stack: &Stack, stream: *mut c_void) -> Result<StreamRef> {
 /// Gives a block back in the order of a stream; without a stream, after all work on the device.
 pub(crate) fn free(ptr: u64, lent: &Lent, stream: Option<*mut c_void>) -> Code {
     let _serving = Serving::enter();
-    let driver = lent.stack.resource.driver();
-    let on = match stream {
-        Some(stream) => stream_of(&lent.stack, stream),
-        None => driver.synchronize().map(|()| lent.stream).map_err(Error::from),
-    };
-    match on {
-        Ok(on) => {
-            // SAFETY: the block came from this stack with this layout, and the program gives it up: in the
-            // order of this stream, or for good, because the device has no work left.
+    let done = match stream {
+        Some(stream) => stream_of(&lent.stack, stream).map(|on| {
+            // SAFETY: the block came from this stack with this layout, and the program gives it up in the order
+            // of this stream.
             unsafe { lent.stack.resource.deallocate(DevicePtr::new(ptr), lent.layout, on) };
-            0
+        }),
+        None => free_for_good(ptr, lent),
+    };
+    done.map_or_else(|error| error.driver_error().map_or(UNKNOWN, |error| error.code()), |()| 0)
+}
+
+/// The captures that are under way.
+pub(crate) static CAPTURES: AtomicU64 = AtomicU64::new(0);
+
+/// Blocks that the program freed when the device could not be waited for, because of a capture.
+static PARKED: Mutex<Vec<(u64, Lent)>> = Mutex::new(Vec::new());
+
+/// Waits for the device, as the driver does, and gives a block back. If a capture prevents the wait, the block
+/// is kept until a later free.
+fn free_for_good(ptr: u64, lent: &Lent) -> Result<()> {
+    let mut blocks = std::mem::take(&mut *PARKED.lock());
+    blocks.push((ptr, lent.clone()));
+    let driver = lent.stack.resource.driver();
+    let has_waited = match CAPTURES.load(Ordering::SeqCst) {
+        0 => driver.synchronize().map(|()| true),
+        _ => {
+            let _relaxed = CaptureModeGuard::relaxed(&**driver);
+            driver.synchronize_beside_captures()
         }
-        Err(error) => error.driver_error().map_or(UNKNOWN, |error| error.code()),
+    };
+    if has_waited.as_ref().is_ok_and(|has_waited| *has_waited) {
+        let of_device = |block: &mut (u64, Lent)| Arc::ptr_eq(&block.1.stack, &lent.stack);
+        for (ptr, lent) in blocks.extract_if(.., of_device) {
+            // SAFETY: the block came from this stack with this layout. The program has given it up, and the
+            // device has no work left.
+            unsafe { lent.stack.resource.deallocate(DevicePtr::new(ptr), lent.layout, lent.stream) };
+        }
+    } else if has_waited.is_err() {
+        blocks.pop(); // the program still has the block
     }
+    PARKED.lock().append(&mut blocks);
+    has_waited.map(drop).map_err(Error::from)
 }
 
 /// Returns the bytes that a device's stack has reserved and not lent.
