@@ -47,8 +47,8 @@ struct Physical {
 /// The live blocks of all devices.
 #[derive(Debug, Default)]
 pub(crate) struct Blocks {
-    /// Blocks by address.
-    blocks: FxHashMap<u64, Block>,
+    /// Blocks by `is_of_program` and address. A stack may lend the begin of its own block.
+    blocks: BTreeMap<(bool, u64), Block>,
     /// Physical memory by the number in `block.address`.
     physical: FxHashMap<u64, Physical>,
     /// The physical memory of each handle that the process holds.
@@ -61,11 +61,17 @@ pub(crate) struct Blocks {
 
 impl Blocks {
     pub(crate) fn insert(&mut self, block: Block) {
-        self.blocks.insert(block.address, block);
+        self.blocks.insert((block.is_of_program, block.address), block);
     }
 
-    pub(crate) fn remove(&mut self, address: u64) -> Option<Block> {
-        self.blocks.remove(&address)
+    pub(crate) fn remove(&mut self, is_of_program: bool, address: u64) -> Option<Block> {
+        self.blocks.remove(&(is_of_program, address))
+    }
+
+    /// Returns the block of a stack that the program has at this address.
+    pub(crate) fn lent_at(&self, address: u64) -> Option<&Block> {
+        let (_, block) = self.blocks.range((true, 0)..=(true, address)).next_back()?;
+        (block.lent.is_some() && address - block.address < block.bytes).then_some(block)
     }
 
     /// Returns an address that no block has, for a block of this size.
@@ -144,10 +150,9 @@ impl Blocks {
 
     fn taken_with(&mut self, is_lost: impl Fn(&Block) -> bool) -> Vec<Block> {
         let lost = |block: &Block| block.context != 0 && is_lost(block);
-        let mut gone: Vec<Block> = self.blocks.values().filter(|block| lost(block)).cloned().collect();
-        gone.sort_unstable_by_key(|block| block.address);
+        let gone: Vec<Block> = self.blocks.values().filter(|block| lost(block)).cloned().collect();
         for block in &gone {
-            self.blocks.remove(&block.address);
+            self.blocks.remove(&(block.is_of_program, block.address));
         }
         gone
     }
@@ -185,6 +190,6 @@ mod tests {
         let gone = |gone: Vec<Block>| gone.iter().map(|block| block.address).collect::<Vec<_>>();
         assert_eq!(gone(blocks.of_context(1)), [0x100]);
         assert_eq!(gone(blocks.of_device(0)), [0x200]);
-        assert!(blocks.remove(0x300).is_some() && blocks.remove(0x400).is_some());
+        assert!(blocks.remove(false, 0x300).is_some() && blocks.remove(false, 0x400).is_some());
     }
 }

@@ -1,7 +1,7 @@
 //! The work of this library's functions around a call of the driver.
 
 use std::ffi::{c_int, c_void};
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Once, OnceLock};
 
 use parking_lot::Mutex;
@@ -66,10 +66,17 @@ pub(crate) fn per_thread(stream: *mut c_void) -> *mut c_void {
 impl State {
     /// Writes a row for a block of the program, if the process is recorded. Then looks for bytes that the
     /// driver itself has taken.
-    fn note(&mut self, call: Call, block: &Block, stream: u64, stack: &Stack, info: Option<device::Info>) {
+    fn note(
+        &mut self,
+        call: Call,
+        block: &Block,
+        stream: u64,
+        stack: &Stack,
+        info: Option<(u64, device::Info)>,
+    ) {
         let Some(record) = self.record.as_mut().filter(|_| block.is_of_program) else { return };
         record.row(call, block, stream, stack);
-        if let Some(info) = info {
+        if let Some((_, info)) = info.filter(|(begun, _)| is_quiet(*begun)) {
             record.look(&mut self.blocks, block.device, info);
         }
     }
@@ -97,6 +104,39 @@ impl State {
             self.note(Call::Free, block, 0, &Stack::default(), None);
         }
     }
+}
+
+/// The calls that change the free memory of a device: how many are under way, and how many began so far.
+static UNDER_WAY: AtomicU64 = AtomicU64::new(0);
+static BEGUN: AtomicU64 = AtomicU64::new(0);
+
+/// Marks such a call until the value is dropped.
+struct Busy(());
+
+impl Busy {
+    fn enter() -> Self {
+        UNDER_WAY.fetch_add(1, Ordering::SeqCst);
+        BEGUN.fetch_add(1, Ordering::SeqCst);
+        Self(())
+    }
+}
+
+impl Drop for Busy {
+    fn drop(&mut self) {
+        UNDER_WAY.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+/// Returns the free memory of the current device, after the number of calls that had begun before.
+fn quiet_info() -> Option<(u64, device::Info)> {
+    let begun = BEGUN.load(Ordering::SeqCst);
+    let info = device::info()?;
+    Some((begun, info))
+}
+
+/// Returns whether no other call began since, or is under way.
+fn is_quiet(begun: u64) -> bool {
+    UNDER_WAY.load(Ordering::SeqCst) <= 1 && BEGUN.load(Ordering::SeqCst) == begun
 }
 
 /// Who may serve a request, and in which order.
@@ -137,7 +177,9 @@ pub(crate) fn allocate_pitch(
     height: usize,
     real: impl FnOnce() -> Code,
 ) -> Code {
-    let bytes = width.saturating_mul(height) as u64;
+    // The driver chooses multiples of this number.
+    let row = width.checked_next_multiple_of(512).unwrap_or(usize::MAX);
+    let bytes = row.saturating_mul(height) as u64;
     let block = |(context, device)| Block { context, ..Block::new(0, bytes, device) };
     request(block, 0, Order::Driver, ptr, real, |state, block| {
         // SAFETY: after success, the driver has written the distance.
@@ -201,6 +243,7 @@ fn request(
         }
         _ => None,
     };
+    let _busy = Busy::enter();
     let mut lent = None;
     let is_served = served.is_some();
     let is_allowed = is_served || state.lock().budget.take(wanted.device, wanted.bytes);
@@ -215,7 +258,7 @@ fn request(
         None if is_allowed => real(),
         None => OUT_OF_MEMORY,
     };
-    let (stack, info) = if is_recorded { (stacks::capture(), device::info()) } else { Default::default() };
+    let (stack, info) = if is_recorded { (stacks::capture(), quiet_info()) } else { Default::default() };
     let mut state = state.lock();
     if code == 0 {
         // SAFETY: after success, the address is written.
@@ -232,7 +275,7 @@ fn request(
         state.budget.give_back(wanted.device, wanted.bytes);
     }
     if code == OUT_OF_MEMORY {
-        state.fail(&wanted, stream, &stack, info);
+        state.fail(&wanted, stream, &stack, info.map(|(_, info)| info));
     }
     code
 }
@@ -240,8 +283,9 @@ fn request(
 /// Frees a block, with the order of a stream or for good. Its row is written before the call, because another
 /// thread may get the address after it.
 pub(crate) fn free(ptr: u64, stream: Option<*mut c_void>, real: impl FnOnce() -> Code) -> Code {
-    let Some((state, _inside)) = enter() else { return real() };
-    let Some(block) = state.lock().blocks.remove(ptr) else { return real() };
+    let Some((state, inside)) = enter() else { return real() };
+    let Some(block) = state.lock().blocks.remove(inside.is_of_program(), ptr) else { return real() };
+    let _busy = Busy::enter();
     // A call stack is slow, and no command shows who freed a block.
     let stack = Stack::default();
     let number = stream.map_or(0, |stream| stream.addr() as u64);
@@ -357,13 +401,34 @@ pub(crate) fn info(free: *mut usize, total: *mut usize, real: impl FnOnce() -> C
     let code = real();
     if let (0, Some((_, device))) = (code, device::current()) {
         // A stack that serves the program has free memory of its own.
-        // SAFETY: after success, the driver has written to the place if it is not null.
-        if let Some(free) = unsafe { free.as_mut() }.filter(|_| inside.is_of_program()) {
-            *free += serving::reserved_free(device) as usize;
-        }
+        let own = if inside.is_of_program() { serving::reserved_free(device) } else { 0 };
         let state = state.lock();
         lower(free, state.budget.free(device));
+        // SAFETY: after success, the driver has written to the place if it is not null.
+        if let Some(free) = unsafe { free.as_mut() } {
+            *free = free.saturating_add(own as usize);
+        }
+        lower(free, state.budget.limit());
         lower(total, state.budget.limit());
+    }
+    code
+}
+
+/// Answers which block an address lies in.
+pub(crate) fn range(base: *mut u64, bytes: *mut usize, ptr: u64, real: impl FnOnce() -> Code) -> Code {
+    let Some((state, inside)) = enter() else { return real() };
+    let code = real();
+    let state = state.lock();
+    if let Some(block) = state.blocks.lent_at(ptr).filter(|_| code == 0 && inside.is_of_program()) {
+        // SAFETY: after success, the driver has written to the places that are not null.
+        unsafe {
+            if let Some(base) = base.as_mut() {
+                *base = block.address;
+            }
+            if let Some(bytes) = bytes.as_mut() {
+                *bytes = block.bytes as usize;
+            }
+        }
     }
     code
 }

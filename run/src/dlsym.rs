@@ -5,7 +5,7 @@ use std::ffi::{CStr, c_char, c_void};
 use std::ptr::null_mut;
 
 use crate::functions::ENTRIES;
-use crate::link::{Dlsym, real_dlsym};
+use crate::link::{Dlsym, is_of_driver, real_dlsym};
 
 /// The answer to a call of `dlsym`: an address, or null and the function that answers instead.
 #[repr(C)]
@@ -62,7 +62,8 @@ unsafe extern "C" fn dlsym(handle: *mut c_void, name: *const c_char) -> *mut c_v
 unsafe extern "C" fn answer(handle: *mut c_void, name: *const c_char) -> Answer {
     let next = real_dlsym();
     let none = Answer { address: null_mut(), next };
-    if name.is_null() {
+    // The libraries after the caller's: glibc's function knows the caller.
+    if name.is_null() || handle == libc::RTLD_NEXT {
         return none;
     }
     // SAFETY: the caller passes a C string.
@@ -72,10 +73,10 @@ unsafe extern "C" fn answer(handle: *mut c_void, name: *const c_char) -> Answer 
         return none;
     }
     let Some(entry) = ENTRIES.iter().find(|entry| entry.symbol == name) else { return none };
-    // SAFETY: these are the caller's arguments. `RTLD_NEXT` means the libraries after this one, and so
-    // after the program.
+    // SAFETY: these are the caller's arguments.
     let real = unsafe { next(handle, name.as_ptr()) };
-    if real.is_null() || real == entry.ours() {
+    // Another library may have functions with these names, for example one that counts calls.
+    if real.is_null() || real == entry.ours() || !is_of_driver(real) {
         return none;
     }
     entry.keep(real);

@@ -168,6 +168,8 @@ entries! {
 
     "cuMemGetInfo" 3020 fn cuMemGetInfo_v2(free: *mut usize, total: *mut usize)
     |real| calls::info(free, total, real);
+    "cuMemGetAddressRange" 3020 fn cuMemGetAddressRange_v2(base: *mut u64, bytes: *mut usize, ptr: u64)
+    |real| calls::range(base, bytes, ptr, real);
     "cuDeviceTotalMem" 3020 fn cuDeviceTotalMem_v2(total: *mut usize, device: c_int)
     |real| calls::total(total, real);
 

@@ -31,6 +31,27 @@ extern "C" fn finds_nothing(_: *mut c_void, _: *const c_char) -> *mut c_void {
     null_mut()
 }
 
+/// Returns whether an address belongs to the driver. The driver then stays loaded until the process ends.
+pub(crate) fn is_of_driver(address: *mut c_void) -> bool {
+    let mut info = std::mem::MaybeUninit::<libc::Dl_info>::zeroed();
+    // SAFETY: the place is writable, zeros are a valid value of it, and the dynamic linker returns null or a
+    // C string. The flags load nothing.
+    unsafe {
+        if libc::dladdr(address, info.as_mut_ptr()) == 0 {
+            return false;
+        }
+        let name = info.assume_init().dli_fname;
+        if name.is_null() {
+            return false;
+        }
+        let is_driver = CStr::from_ptr(name).to_bytes().windows(10).any(|part| part == b"libcuda.so");
+        if is_driver {
+            libc::dlopen(name, libc::RTLD_LAZY | libc::RTLD_NOLOAD);
+        }
+        is_driver
+    }
+}
+
 /// Returns a function of the driver; null if the process has not loaded the driver.
 pub(crate) fn of_driver(symbol: &CStr) -> *mut c_void {
     let flags = libc::RTLD_LAZY | libc::RTLD_NOLOAD;

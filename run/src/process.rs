@@ -1,6 +1,9 @@
-//! Whether this process is the one that loaded the library, and where a call comes from.
+//! The process: whether it is the one that first used the driver, where a call comes from, and its files.
 
 use std::cell::Cell;
+use std::fs::File;
+use std::io::Write;
+use std::os::unix::fs::MetadataExt;
 use std::sync::atomic::{AtomicI32, Ordering};
 
 /// The process that first used the driver; 0 before.
@@ -69,4 +72,14 @@ impl Drop for Serving {
             let _ = CALLER.try_with(|caller| caller.set(before));
         }
     }
+}
+
+/// Prints a message for the user. If the standard error is closed or full, the message is lost.
+pub(crate) fn say(message: &str) {
+    let _ = writeln!(std::io::stderr(), "millpond run: {message}");
+}
+
+/// Returns the device and the number of an open file.
+pub(crate) fn id_of(file: &File) -> std::io::Result<(u64, u64)> {
+    file.metadata().map(|data| (data.dev(), data.ino()))
 }

@@ -16,11 +16,15 @@ use rustc_hash::FxHashMap;
 
 use crate::blocks::{Block, Blocks};
 use crate::device::Info;
+use crate::process::{id_of, say};
 use crate::stacks::{Frame, Stack};
 
 /// A change of the driver's own memory below this number of bytes gets no row. Small changes come from the
 /// pieces of 2 MiB in which the driver takes memory.
 const NOTICED: u64 = 8 << 20;
+
+/// The most characters of a word that are kept. The reader refuses long lines.
+const MOST_CHARS: usize = 2048;
 
 /// What happened to a block.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -57,6 +61,9 @@ struct Shown {
 #[derive(Debug)]
 pub(crate) struct Record {
     file: File,
+    /// The device and the number of the file, by which a descriptor that the program closed is noticed.
+    id: (u64, u64),
+    is_broken: bool,
     /// Notes for the next row.
     notes: String,
     frames: FxHashMap<Arc<Frame>, usize>,
@@ -68,21 +75,28 @@ impl Record {
     /// Creates the file. If it exists, another process of the program has created it, and this process adds
     /// its number to the name. Returns `None` after an error, which it prints.
     pub(crate) fn create(path: &Path, limit: Option<u64>) -> Option<Self> {
-        let own = with_number(path, std::process::id());
         let create = |path: &Path| OpenOptions::new().append(true).create_new(true).open(path);
-        let file = match create(path) {
-            Err(error) if error.kind() == ErrorKind::AlreadyExists => create(&own),
-            done => done,
+        let exists = |done: &std::io::Result<File>| {
+            done.as_ref().is_err_and(|error| error.kind() == ErrorKind::AlreadyExists)
         };
-        let file = match file {
-            Ok(file) => file,
+        let mut file = create(path);
+        // A process may replace its program, and then creates another file.
+        for image in 0..100 {
+            if !exists(&file) {
+                break;
+            }
+            file = create(&with_number(path, std::process::id(), image));
+        }
+        let made = file.and_then(|file| Ok((id_of(&file)?, file)));
+        let (id, file) = match made {
+            Ok(made) => made,
             Err(error) => {
-                eprintln!("millpond run: {}: {error}; the process is not recorded", path.display());
+                say(&format!("{}: {error}; the process is not recorded", path.display()));
                 return None;
             }
         };
         let (frames, stacks, devices) = Default::default();
-        let mut record = Self { file, notes: String::new(), frames, stacks, devices };
+        let mut record = Self { file, id, is_broken: false, notes: String::new(), frames, stacks, devices };
         let further = ["Device", column::UNIX, column::STACK, column::TAG, column::NOTES];
         record.write(&format!("Thread,Time,Action,Pointer,Size,Stream,{}\n", further.join(",")));
         record.note(&[word::SOURCE, "driver calls of a program"]);
@@ -123,8 +137,8 @@ impl Record {
         self.driver(blocks, device, driver.saturating_add(bytes));
     }
 
-    /// Compares the rows with the bytes that are gone from a device. The driver has taken the rest: for contexts,
-    /// code, its pools, and whole pieces.
+    /// Compares the rows with the bytes that are gone from a device. The driver has taken the rest: for
+    /// contexts, code, its pools, and whole pieces.
     pub(crate) fn look(&mut self, blocks: &mut Blocks, device: c_int, info: Info) {
         self.compare(blocks, device, info, NOTICED);
     }
@@ -225,7 +239,8 @@ impl Record {
             if at > 0 {
                 self.notes.push(' ');
             }
-            push_word(&mut self.notes, word);
+            let end = word.char_indices().nth(MOST_CHARS).map_or(word.len(), |(end, _)| end);
+            push_word(&mut self.notes, &word[..end]);
         }
     }
 
@@ -239,16 +254,28 @@ impl Record {
         }
     }
 
+    /// A recording that cannot be written does not stop the program.
     fn write(&mut self, text: &str) {
-        // A recording that cannot be written must not stop the program.
-        let _ = self.file.write_all(text.as_bytes());
+        if self.is_broken {
+            return;
+        }
+        // A program may close all descriptors, and open other files under their numbers.
+        let written = match id_of(&self.file) {
+            Ok(id) if id == self.id => self.file.write_all(text.as_bytes()),
+            _ => Err(std::io::Error::other("the program has closed the file")),
+        };
+        if let Err(error) = written {
+            self.is_broken = true;
+            say(&format!("{error}; the recording ends here"));
+        }
     }
 }
 
-/// Inserts a process's number before the ending of a file's name.
-fn with_number(path: &Path, process: u32) -> PathBuf {
+/// Inserts a process's number before the ending of a file's name, and the number of its further programs.
+fn with_number(path: &Path, process: u32, image: u32) -> PathBuf {
+    let number = if image == 0 { process.to_string() } else { format!("{process}-{image}") };
     match path.extension() {
-        Some(ending) => path.with_extension(format!("{process}.{}", ending.to_string_lossy())),
-        None => path.with_extension(process.to_string()),
+        Some(ending) => path.with_extension(format!("{number}.{}", ending.to_string_lossy())),
+        None => path.with_extension(number),
     }
 }

@@ -17,7 +17,8 @@ use parking_lot::Mutex;
 use rustc_hash::FxHashMap;
 
 use crate::code::{Code, OUT_OF_MEMORY, UNKNOWN};
-use crate::process::Serving;
+use crate::device::is_capturing;
+use crate::process::{Serving, say};
 
 /// `cuMemAlloc` returns addresses that are multiples of this number.
 const ALIGNMENT: u64 = 512;
@@ -49,7 +50,7 @@ static STACKS: Mutex<Option<FxHashMap<c_int, Option<Arc<Stack>>>>> = Mutex::new(
 pub(crate) fn start(text: &str) {
     match text.parse::<StackSpec>() {
         Ok(spec) => _ = SPEC.set(spec),
-        Err(error) => eprintln!("millpond run: {error}; the driver serves all allocations"),
+        Err(error) => say(&format!("{error}; the driver serves all allocations")),
     }
 }
 
@@ -61,7 +62,7 @@ fn stack(device: c_int) -> Option<Arc<Stack>> {
     }
     let built = build(spec, device);
     if let Err(error) = &built {
-        eprintln!("millpond run: device {device}: {error}; the driver serves all allocations");
+        say(&format!("device {device}: {error}; the driver serves all allocations"));
     }
     let built = built.ok().map(Arc::new);
     // Another thread may have been faster.
@@ -127,9 +128,11 @@ fn stream_of(stack: &Stack, stream: *mut c_void) -> Result<StreamRef> {
 pub(crate) fn free(ptr: u64, lent: &Lent, stream: Option<*mut c_void>) -> Code {
     let _serving = Serving::enter();
     let done = match stream {
+        // The graph frees the block when it runs, and may run again at any time. So the block is kept.
+        Some(stream) if is_capturing(stream) => Ok(()),
         Some(stream) => stream_of(&lent.stack, stream).map(|on| {
-            // SAFETY: the block came from this stack with this layout, and the program gives it up in the order
-            // of this stream.
+            // SAFETY: the block came from this stack with this layout, and the program gives it up in the
+            // order of this stream.
             unsafe { lent.stack.resource.deallocate(DevicePtr::new(ptr), lent.layout, on) };
         }),
         None => free_for_good(ptr, lent),
@@ -143,8 +146,8 @@ pub(crate) static CAPTURES: AtomicU64 = AtomicU64::new(0);
 /// Blocks that the program freed when the device could not be waited for, because of a capture.
 static PARKED: Mutex<Vec<(u64, Lent)>> = Mutex::new(Vec::new());
 
-/// Waits for the device, as the driver does, and gives a block back. If a capture prevents the wait, the block
-/// is kept until a later free.
+/// Waits for the device, as the driver does, and gives a block back. If a capture prevents the wait, the
+/// block is kept until a later free.
 fn free_for_good(ptr: u64, lent: &Lent) -> Result<()> {
     let mut blocks = std::mem::take(&mut *PARKED.lock());
     blocks.push((ptr, lent.clone()));

@@ -11,11 +11,13 @@ use std::ffi::{CStr, c_int, c_void};
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
 use std::os::fd::{AsRawFd, FromRawFd};
-use std::sync::atomic::{AtomicI32, Ordering};
+use std::sync::atomic::{AtomicI32, AtomicUsize, Ordering};
 use std::sync::{Arc, LazyLock, OnceLock};
 
 use parking_lot::{Mutex, RwLock};
 use rustc_hash::FxHashMap;
+
+use crate::process::id_of;
 
 /// The most native frames of a stack, from the innermost on.
 const MOST_FRAMES: usize = 64;
@@ -170,51 +172,95 @@ fn demangled(name: &CStr) -> String {
 /// The signal at which Python prints a thread's frames; 0 if there is none.
 static SIGNAL: AtomicI32 = AtomicI32::new(0);
 
+/// The address of Python's handler of that signal.
+static HANDLER: AtomicUsize = AtomicUsize::new(0);
+
+/// The file into which Python prints, with the process that made it.
+struct Printed {
+    file: File,
+    id: (u64, u64),
+    process: u32,
+}
+
+/// Makes a file in memory.
+fn in_memory() -> Option<File> {
+    // SAFETY: the name is a C string.
+    let fd = unsafe { libc::memfd_create(c"millpond run".as_ptr(), libc::MFD_CLOEXEC) };
+    // SAFETY: the descriptor is new, so nothing else owns it.
+    (fd >= 0).then(|| unsafe { File::from_raw_fd(fd) })
+}
+
 /// The file into which Python prints.
-fn printed() -> Option<&'static Mutex<File>> {
-    static FILE: OnceLock<Option<Mutex<File>>> = OnceLock::new();
+fn printed() -> Option<&'static Mutex<Printed>> {
+    static FILE: OnceLock<Option<Mutex<Printed>>> = OnceLock::new();
     let file = FILE.get_or_init(|| {
-        // SAFETY: the name is a C string.
-        let fd = unsafe { libc::memfd_create(c"millpond run".as_ptr(), libc::MFD_CLOEXEC) };
-        // SAFETY: the descriptor is new, so nothing else owns it.
-        (fd >= 0).then(|| Mutex::new(unsafe { File::from_raw_fd(fd) }))
+        let file = in_memory()?;
+        let id = id_of(&file).ok()?;
+        Some(Mutex::new(Printed { file, id, process: std::process::id() }))
     });
     file.as_ref()
+}
+
+impl Printed {
+    /// Returns whether the descriptor still names this library's file. A child of `fork` gets a file of its
+    /// own under the same descriptor, because Python knows the descriptor.
+    fn is_ours(&mut self) -> bool {
+        if id_of(&self.file).ok() != Some(self.id) {
+            return false;
+        }
+        let process = std::process::id();
+        if self.process != process {
+            let Some(own) = in_memory() else { return false };
+            // SAFETY: both descriptors are open, and this library owns them.
+            let done = unsafe { libc::dup3(own.as_raw_fd(), self.file.as_raw_fd(), libc::O_CLOEXEC) };
+            let Some(id) = id_of(&self.file).ok().filter(|_| done >= 0) else { return false };
+            (self.id, self.process) = (id, process);
+        }
+        true
+    }
+
+    /// Lets Python print the frames of the calling thread.
+    fn print(&mut self, signal: c_int) -> std::io::Result<String> {
+        self.file.set_len(0)?;
+        self.file.seek(SeekFrom::Start(0))?;
+        // The handler only writes to the file. It runs before the call returns, on this thread.
+        // SAFETY: Python has a handler for the signal.
+        if unsafe { libc::raise(signal) } != 0 {
+            return Err(std::io::Error::last_os_error());
+        }
+        let mut text = String::new();
+        self.file.seek(SeekFrom::Start(0))?;
+        self.file.read_to_string(&mut text)?;
+        Ok(text)
+    }
 }
 
 /// Returns the descriptor of the file into which Python prints frames; -1 without one.
 #[unsafe(no_mangle)]
 extern "C" fn millpond_run_python_file() -> c_int {
-    printed().map_or(-1, |file| file.lock().as_raw_fd())
+    printed().map_or(-1, |printed| printed.lock().file.as_raw_fd())
 }
 
-/// Says at which signal Python prints the frames of the thread that gets it.
+/// Says at which signal Python prints the frames of the thread that gets it. Python has set its handler.
 #[unsafe(no_mangle)]
 extern "C" fn millpond_run_python_signal(signal: c_int) {
+    HANDLER.store(handler(signal), Ordering::Release);
     SIGNAL.store(signal, Ordering::Release);
 }
 
 /// The Python frames of the calling thread.
 fn python() -> Vec<Arc<Frame>> {
     let signal = SIGNAL.load(Ordering::Acquire);
-    if signal == 0 || !is_handled(signal) || is_blocked(signal) {
+    // Python removes its handlers when it ends, and the program may set another one.
+    let is_handled = signal != 0 && handler(signal) == HANDLER.load(Ordering::Acquire);
+    if !is_handled || is_blocked(signal) {
         return Vec::new();
     }
-    let Some(file) = printed() else { return Vec::new() };
-    let mut text = String::new();
-    {
-        let mut file = file.lock();
-        let start = file.set_len(0).and_then(|()| file.seek(SeekFrom::Start(0)));
-        // The handler only writes to the file. It runs before the call returns, on this thread.
-        // SAFETY: Python has a handler for the signal.
-        if start.is_err() || unsafe { libc::raise(signal) } != 0 {
-            return Vec::new();
-        }
-        let read = file.seek(SeekFrom::Start(0)).and_then(|_| file.read_to_string(&mut text));
-        if read.is_err() {
-            return Vec::new();
-        }
-    }
+    let text = printed().and_then(|printed| {
+        let mut printed = printed.lock();
+        if printed.is_ours() { printed.print(signal).ok() } else { None }
+    });
+    let Some(text) = text else { return Vec::new() };
     static FRAMES: LazyLock<Mutex<HashSet<Arc<Frame>>>> = LazyLock::new(Mutex::default);
     let mut known = FRAMES.lock();
     let shared = |frame: Frame| match known.get(&frame) {
@@ -228,15 +274,14 @@ fn python() -> Vec<Arc<Frame>> {
     text.lines().filter_map(frame).map(shared).collect()
 }
 
-/// Returns whether the process has a handler for a signal. Python removes its handlers when it ends.
-fn is_handled(signal: c_int) -> bool {
+/// Returns the address of the process's handler of a signal; 0 is the default action.
+fn handler(signal: c_int) -> usize {
     let mut action = std::mem::MaybeUninit::<libc::sigaction>::zeroed();
     // SAFETY: the place is writable, and zeros are a valid action.
-    let handler = unsafe {
+    unsafe {
         libc::sigaction(signal, std::ptr::null(), action.as_mut_ptr());
         action.assume_init().sa_sigaction
-    };
-    handler != libc::SIG_DFL && handler != libc::SIG_IGN
+    }
 }
 
 /// Returns whether the calling thread blocks a signal, so that it would come later.

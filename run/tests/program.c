@@ -5,6 +5,7 @@
 // WAY is `dlsym`, `proc` (cuGetProcAddress) or `linked`. WHAT names a function below.
 #define _GNU_SOURCE
 #include <dlfcn.h>
+#include <fcntl.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
@@ -166,6 +167,36 @@ static void killed(void)
     raise(SIGKILL);
 }
 
+/// Closes all descriptors, as daemons do, and opens a file of its own under their numbers.
+static void closes(void)
+{
+    allocate(MIB);
+    for (int fd = 3; fd < 64; fd++) close(fd);
+    int own = open("own.dat", O_CREAT | O_TRUNC | O_RDWR, 0600);
+    for (int fd = own + 1; fd < 64; fd++) dup2(own, fd);
+    allocate(MIB);
+    printf("%ld bytes\n", (long)lseek(own, 0, SEEK_END));
+}
+
+/// Allocates and frees more than the device has, one block at a time, in two ways.
+static void loops(void)
+{
+    for (int i = 0; i < 30; i++) must(cuMemFree_v2(allocate(100 * MIB)), "cuMemFree");
+    for (int i = 0; i < 30; i++) {
+        Ptr ordered;
+        must(cuMemAllocAsync(&ordered, 100 * MIB, NULL), "cuMemAllocAsync");
+        must(cuMemFreeAsync(ordered, NULL), "cuMemFreeAsync");
+    }
+}
+
+/// Replaces its program twice.
+static void again(char* program, char* way, char const* next)
+{
+    allocate(MIB);
+    fflush(stdout);
+    execl("/proc/self/exe", program, way, next, NULL);
+}
+
 /// Waits for a signal that ends it.
 static void waits(void)
 {
@@ -205,6 +236,10 @@ int main(int count, char** arguments)
     if (strcmp(what, "reset") == 0) reset();
     if (strcmp(what, "killed") == 0) killed();
     if (strcmp(what, "waits") == 0) waits();
+    if (strcmp(what, "closes") == 0) closes();
+    if (strcmp(what, "loops") == 0) loops();
+    if (strcmp(what, "first") == 0) again(arguments[0], arguments[1], "second");
+    if (strcmp(what, "second") == 0) again(arguments[0], arguments[1], "blocks");
     if (strcmp(what, "child") == 0) child(arguments[0], arguments[1]);
     printf("%s is over\n", what);
 }

@@ -51,7 +51,8 @@ fn each_way_to_the_driver_is_recorded() {
 fn programs_behave_as_without_it() {
     let bench = Bench::new();
     for (program, way) in ways(&bench) {
-        for what in ["blocks", "wrong", "fill", "threads", "forked", "reset", "killed", "child", "nothing"] {
+        let all = ["blocks", "wrong", "fill", "threads", "forked", "reset", "killed", "child", "nothing"];
+        for what in all.into_iter().chain(["closes", "first", "loops"]) {
             let plain = bench.command(&program).args([way, what]).output().unwrap();
             let under = bench.run(&["--record", "log.csv"], &program).args([way, what]).output().unwrap();
             // A signal is reported as a shell reports it.
@@ -99,6 +100,12 @@ fn a_stack_serves_the_program() {
         assert_eq!(text(&done), expected, "{way}: {}", String::from_utf8_lossy(&done.stderr));
         bench.run(&options, &program).args([way, "threads"]).output().unwrap();
         assert_eq!(of_program(&bench.rows("log.csv")).len(), 8 * 500 * 2, "{way}");
+        // Each stack's own blocks count, and the blocks that it lends do not.
+        for stack in ["cuda", "cuda+pool", "cuda+pool:pages=off"] {
+            let options = ["--stack", stack, "--budget", "350MiB"];
+            let done = bench.run(&options, &program).args([way, "loops"]).output().unwrap();
+            assert_eq!(text(&done), "loops is over\n", "{way} {stack}");
+        }
         let logged = "cuda+logging:file=driver.csv+pool";
         bench.run(&["--stack", logged], &program).args([way, "threads"]).output().unwrap();
         let driver = std::fs::read_to_string(bench.path("driver.csv")).unwrap();
@@ -127,6 +134,38 @@ fn each_process_has_its_own_recording() {
     let mut names = files.filter_map(|name| name.into_string().ok());
     let other = names.find(|name| name.starts_with("log.") && name != "log.csv").expect("another recording");
     assert_eq!(of_program(&bench.rows(&other)).len(), 12);
+}
+
+/// A program that replaces its program has a recording for each.
+#[test]
+fn each_program_of_a_process_has_its_own_recording() {
+    let bench = Bench::new();
+    let program = bench.compile(false);
+    bench.run(&["--record", "log.csv"], &program).args(["dlsym", "first"]).output().unwrap();
+    let files = std::fs::read_dir(bench.folder.path()).unwrap().map(|file| file.unwrap().file_name());
+    let names = files.filter_map(|name| name.into_string().ok());
+    let mut sizes: Vec<usize> = names
+        .filter(|name| name.starts_with("log."))
+        .map(|name| of_program(&bench.rows(&name)).len())
+        .collect();
+    sizes.sort_unstable();
+    assert_eq!(sizes, [1, 1, 12]);
+}
+
+/// Only an old recording makes way for a new one.
+#[test]
+fn other_files_are_not_removed() {
+    let bench = Bench::new();
+    let program = bench.compile(false);
+    std::os::unix::fs::symlink("target", bench.path("link.csv")).unwrap();
+    std::fs::write(bench.path("target"), "mine").unwrap();
+    std::fs::create_dir(bench.path("folder.csv")).unwrap();
+    for name in ["link.csv", "folder.csv"] {
+        let output = bench.run(&["--record", name], &program).args(["dlsym", "blocks"]).output().unwrap();
+        let error = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(output.status.code() == Some(125) && error.contains("not a plain file"), "{error}");
+    }
+    assert_eq!(std::fs::read_to_string(bench.path("link.csv")).unwrap(), "mine");
 }
 
 #[test]

@@ -545,7 +545,8 @@ fn issue_32_what_a_message_tells_about_other_devices_and_processes_is_told() {
     assert!(evidence.iter().any(|line| line == "of these, process 2271 uses 31.4GiB"), "{evidence:?}");
     assert!(explanation.diagnoses[0].fixes[0].contains("nvidia-smi"));
     // The process itself holds the memory.
-    let own = beside.replace("Process 2271 has 31.40 GiB memory in use. ", "").replace("43.60 GiB", "75.00 GiB");
+    let other = "Process 2271 has 31.40 GiB memory in use. ";
+    let own = beside.replace(other, "").replace("43.60 GiB", "75.00 GiB");
     let diagnosis = &explain(&imported(own.as_bytes()), None).diagnoses[0];
     assert!(diagnosis.what.ends_with("by other libraries of this process, or by the CUDA context"));
     assert!(diagnosis.fixes[0].contains("millpond-replay run --record"), "{:?}", diagnosis.fixes);

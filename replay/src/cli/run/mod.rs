@@ -3,6 +3,7 @@
 use std::ffi::OsString;
 use std::fs;
 use std::io::{self, Write};
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, ExitStatus};
 use std::thread;
@@ -44,7 +45,7 @@ pub(crate) struct RunArgs {
     #[arg(long)]
     explain: bool,
 
-    /// The program and its arguments; a file that ends in .py runs with Python
+    /// The program and its arguments; a file that ends in .py and is not executable runs with Python
     #[arg(value_name = "PROGRAM", required = true, trailing_var_arg = true, allow_hyphen_values = true)]
     program: Vec<OsString>,
 }
@@ -86,9 +87,7 @@ fn started(args: &RunArgs, is_coloured: bool, out: impl Write) -> std::result::R
         (None, false) => None,
     };
     if let Some(file) = &record {
-        // The library does not write to a file that exists, because that is another process's.
-        let created = fs::File::create(file).and_then(|_| fs::remove_file(file));
-        created.map_err(|error| input(&file.display(), &error))?;
+        make_way(file).map_err(|error| input(&file.display(), &error))?;
     }
     let mut command = command(&args.program);
     prepare(&mut command, args, record.as_deref(), folder.path())?;
@@ -100,17 +99,35 @@ fn started(args: &RunArgs, is_coloured: bool, out: impl Write) -> std::result::R
             return Ok(ExitCode::from(if is_missing { NOT_FOUND } else { NOT_STARTED }));
         }
     };
-    if let Some(file) = record {
-        end(&file, args, is_coloured, out)?;
+    if let Some(file) = record
+        && let Err(failure) = end(&file, args, is_coloured, out)
+    {
+        // The program has ended, and its exit status counts.
+        Verdict::of(Err(failure));
     }
     Ok(code(status))
+}
+
+/// Removes an old recording: the library does not write to a file that exists, because that is another
+/// process's. Anything but a plain file stays.
+fn make_way(file: &Path) -> io::Result<()> {
+    let folder = file.parent().unwrap_or(Path::new("/"));
+    tempfile::tempfile_in(folder)?; // the folder exists and can be written to
+    match fs::symlink_metadata(file) {
+        Ok(data) if data.is_file() => fs::remove_file(file),
+        Ok(_) => Err(io::Error::other("is not a plain file; name another one")),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        Err(error) => Err(error),
+    }
 }
 
 /// Returns the command of the program. A script of Python need not be executable.
 fn command(program: &[OsString]) -> Command {
     let file = Path::new(&program[0]);
-    let mut command = if file.extension().is_some_and(|ending| ending == "py") {
-        let python = environment::variable("MILLPOND_RUN_PYTHON");
+    let python = environment::variable("MILLPOND_RUN_PYTHON");
+    let is_script = file.extension().is_some_and(|ending| ending == "py");
+    let is_executable = || fs::metadata(file).is_ok_and(|data| data.permissions().mode() & 0o111 != 0);
+    let mut command = if is_script && (python.is_some() || !is_executable()) {
         let mut command = Command::new(python.unwrap_or_else(|| "python3".into()));
         command.arg(file);
         command
@@ -200,10 +217,20 @@ fn input(what: &dyn std::fmt::Display, error: &io::Error) -> Failure {
     Error::invalid_argument(format!("{what}: {error}")).into()
 }
 
+/// Returns which signals this process ignores, as under `nohup`. The program must ignore them, too.
+fn ignored() -> impl Fn(i32) -> bool {
+    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    let mask = mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0);
+    move |signal| mask >> (signal - 1) & 1 == 1
+}
+
 /// Starts the program and waits for it. A signal that a terminal sends reaches the program, too, so this
 /// process ignores it. Other signals are passed on.
 fn wait(command: &mut Command) -> io::Result<ExitStatus> {
-    let mut signals = Signals::new([SIGINT, SIGQUIT, SIGTERM, SIGHUP, SIGUSR1, SIGUSR2])?;
+    let is_ignored = ignored();
+    let known = [SIGINT, SIGQUIT, SIGTERM, SIGHUP, SIGUSR1, SIGUSR2];
+    let mut signals = Signals::new(known.into_iter().filter(|signal| !is_ignored(*signal)))?;
     let mut child = command.spawn()?;
     let (id, handle) = (Pid::from_child(&child), signals.handle());
     thread::scope(|scope| {
