@@ -210,9 +210,7 @@ fn does_not_fit(
                 "by other libraries of this process, or by the CUDA context",
                 "see which library holds it: millpond-replay run --record log.csv -- PROGRAM",
             ),
-            false => {
-                ("by another process, by libraries, or by the CUDA context", other_users(recording))
-            }
+            false => ("by another process, by libraries, or by the CUDA context", other_users(recording)),
         };
         let what = format!(
             "the request needed {} more, and {outside} were used outside of the allocator: {users}",
