@@ -5,7 +5,7 @@
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use millpond::driver::DeviceSpec;
+use millpond::driver::{CaptureModeGuard, DeviceSpec, call};
 use millpond::resources::CudaMemoryResource;
 use millpond::{
     Accessibility, DeviceMemoryResource, DeviceMemoryResourceExt, DevicePtr, DriverHandle, Error, Layout,
@@ -14,7 +14,7 @@ use millpond::{
 
 /// Allocates one region from its start to its end.
 #[derive(Debug)]
-struct BumpMemoryResource<R: DeviceMemoryResource> {
+pub(crate) struct BumpMemoryResource<R: DeviceMemoryResource> {
     upstream: R,
     region: DevicePtr,
     bytes: u64,
@@ -22,18 +22,21 @@ struct BumpMemoryResource<R: DeviceMemoryResource> {
 }
 
 impl<R: DeviceMemoryResource> BumpMemoryResource<R> {
-    fn new(upstream: R, bytes: u64) -> Result<Self> {
-        let region = upstream.allocate_bytes(bytes, StreamRef::LEGACY)?;
+    pub(crate) fn new(upstream: R, bytes: u64) -> Result<Self> {
+        // Any stream may use this memory: all work of the memory's earlier owners is done.
+        let region = upstream.allocate_sync(Layout::new(bytes))?;
         Ok(Self { upstream, region, bytes, used: AtomicU64::new(0) })
     }
 }
 
 impl<R: DeviceMemoryResource> Drop for BumpMemoryResource<R> {
     fn drop(&mut self) {
-        // All uses of the region must be over before the region is freed.
-        if self.driver().synchronize().is_ok() {
-            // SAFETY: the region came from upstream with this size, and all work on the device is done.
-            unsafe { self.upstream.deallocate_bytes(self.region, self.bytes, StreamRef::LEGACY) };
+        // All uses of the region must be over before the region is freed. Without this wait, it stays in use.
+        let driver = &**self.driver();
+        let _captures = CaptureModeGuard::relaxed(driver);
+        if call(driver, |driver| driver.synchronize_beside_captures()).is_ok_and(|has_waited| has_waited) {
+            // SAFETY: the region came from upstream with this layout, and all work on the device is done.
+            unsafe { self.upstream.deallocate_sync(self.region, Layout::new(self.bytes)) };
         }
     }
 }
@@ -45,11 +48,15 @@ impl<R: DeviceMemoryResource> fmt::Display for BumpMemoryResource<R> {
     }
 }
 
-// SAFETY: each block is a piece of the region that no other block gets, aligned as requested. No piece is
-// reused, so no stream has to wait for another.
+// SAFETY: each block is a piece of the region that no other block gets, aligned as requested. Any stream may
+// use the region, and no piece is reused, so no stream has to wait for another. `drop` frees the region after
+// all work on the device.
 #[deny(clippy::missing_trait_methods)]
 unsafe impl<R: DeviceMemoryResource> DeviceMemoryResource for BumpMemoryResource<R> {
     fn allocate(&self, layout: Layout, stream: StreamRef) -> Result<DevicePtr> {
+        // After the device is lost, every call fails.
+        call(&**self.driver(), |_| Ok(()))
+            .map_err(|error| error.for_request(layout, stream).in_stack(self))?;
         if layout.bytes() == 0 {
             return Ok(DevicePtr::NULL);
         }
@@ -91,7 +98,7 @@ unsafe impl<R: DeviceMemoryResource> DeviceMemoryResource for BumpMemoryResource
     }
 
     fn is_stream_ordered(&self) -> bool {
-        self.upstream.is_stream_ordered()
+        true // `false` would promise that `deallocate` waits for the work that uses the block
     }
 
     fn accessibility(&self) -> Accessibility {
@@ -109,7 +116,7 @@ unsafe impl<R: DeviceMemoryResource> DeviceMemoryResource for BumpMemoryResource
     fn provide(&self, _traits: &mut Traits) {}
 }
 
-fn main() -> Result<()> {
+pub(crate) fn main() -> Result<()> {
     let device = DeviceSpec::default_device().open()?;
     let bump = BumpMemoryResource::new(CudaMemoryResource::new(device), 1 << 20)?;
     for bytes in [100, 1000, 10_000] {

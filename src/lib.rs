@@ -48,7 +48,7 @@
 //! | `cuda-12000` to `cuda-13040` | no | the CUDA version of the bindings that cudarc compiles: at most one |
 //! | `logging` | yes | the adaptor `logging`, which writes allocation logs in RMM's format |
 //! | `watch` | no | `millpond-replay top` can watch the program if `MILLPOND_WATCH=1` is set: [`watch`] |
-//! | `debug-log` | no | writes millpond's diagnostics to the file named by `RMM_DEBUG_LOG_FILE` |
+//! | `debug-log` | no | `adaptors::debug_log`, which writes diagnostics to the file `RMM_DEBUG_LOG_FILE` |
 //! | `allocator-api2` | no | host collections in memory that the device can access: [`containers`] |
 //! | `serde` | no | reports, statistics and counts implement serde's traits |
 //! | `profiles` | no | reads profiles of simulated devices from TOML files: `sim:FILE.toml` |

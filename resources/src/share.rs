@@ -29,14 +29,14 @@ const WORD: usize = 8;
 /// A block that was exported for another process. It consists of file descriptors and a description.
 ///
 /// ```
-/// use millpond_core::{DeviceMemoryResourceExt, DriverHandle, StreamRef};
+/// use millpond_core::{DeviceMemoryResourceExt, DriverHandle, Layout};
 /// use millpond_driver::sim::{SimConfig, SimDevice};
 /// use millpond_resources::share::ImportedBlock;
 /// use millpond_resources::{CudaMemoryResource, PoolLayer, Share};
 ///
 /// let driver: DriverHandle = SimDevice::new(SimConfig::h200());
 /// let pool = CudaMemoryResource::new(driver.clone()).layer(PoolLayer::new().share(Share::Fd))?;
-/// let ptr = pool.allocate_bytes(1 << 20, StreamRef::LEGACY)?;
+/// let ptr = pool.allocate_sync(Layout::new(1 << 20))?; // all earlier work on this memory is done
 /// let (description, descriptors) = pool.export_block(ptr, 1 << 20)?.into_parts();
 /// // … in the other process, which was sent both:
 /// let block = ImportedBlock::open(&driver, &description, descriptors)?;

@@ -6,6 +6,8 @@ mod duties;
 mod own_adaptor;
 #[path = "../../examples/own_driver.rs"]
 mod own_driver;
+#[path = "../../examples/own_resource.rs"]
+mod own_resource;
 mod wrong;
 mod wrong_driver;
 #[path = "../../examples/zeroing_adaptor.rs"]
@@ -14,6 +16,8 @@ mod zeroing_adaptor;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
+use millpond::containers::{DeviceVec, Stream};
+use millpond::driver::StreamFlags;
 use millpond::driver::sim::{Schedule, SimConfig, SimDevice};
 use millpond::stack::StackSpec;
 use millpond::{DeviceMemoryResourceExt, DriverHandle, ErrorKind, StreamRef};
@@ -202,6 +206,49 @@ fn an_adaptor_of_ones_own() {
         })
     });
     check(subjects.map(|subject| conformance::run(&subject)));
+}
+
+/// Bodies that a resource fails if it takes all its memory when it is built, and reuses no block.
+const NEED_REUSE_OR_DRIVER_CALLS: [&str; 9] = [
+    "mixed_allocations_and_frees",
+    "calls_on_other_streams_leave_captures_valid", // builds a resource during a capture
+    "calls_on_other_threads_leave_captures_valid",
+    "full_device_recovers",
+    "full_device_serves_another_stream",
+    "driver_out_of_memory_from_now_on",
+    "another_driver_error_once",
+    "sticky_error_poisons",
+    "poisoned_deallocate_and_drop_call_no_driver", // no request meets the driver's error
+];
+
+#[test]
+fn a_resource_of_ones_own() {
+    let subject = Subject::new("cuda_async+bump", |driver| {
+        let upstream = "cuda_async".parse::<StackSpec>()?.build(&millpond::layers(), driver)?;
+        Ok(own_resource::BumpMemoryResource::new(upstream, 128 << 20)?.into_any())
+    });
+    let report = conformance::run(&subject.largest_bytes(256 << 10));
+    let failed: Vec<_> = report.failures().map(|(body, _)| body).collect();
+    assert_eq!(failed, NEED_REUSE_OR_DRIVER_CALLS, "{report}");
+}
+
+/// Any stream may use the region, even if an earlier owner's work on it has not finished.
+#[test]
+fn a_resource_of_ones_own_over_freed_memory() {
+    own_resource::main().expect("the example runs");
+    for below in ["cuda+pool", "cuda_async"] {
+        let device = SimDevice::new(SimConfig::with_capacity(1 << 30).seed(1).schedule(Schedule::Seeded(1)));
+        let driver: DriverHandle = device.clone();
+        let upstream = below.parse::<StackSpec>().and_then(|spec| spec.build(&millpond::layers(), &driver));
+        let upstream = upstream.expect("the device has it");
+        let earlier = DeviceVec::<u8>::zeroed(1 << 20, StreamRef::LEGACY, upstream.clone());
+        drop(earlier.expect("there is room"));
+
+        let other = Stream::new(driver, StreamFlags::NON_BLOCKING).expect("the device has streams");
+        let bump = own_resource::BumpMemoryResource::new(upstream, 1 << 20).expect("there is room");
+        drop(DeviceVec::<u8, _>::zeroed(1 << 20, &other, bump).expect("it is as large as the region"));
+        assert_eq!(device.take_violations(), [], "{below}");
+    }
 }
 
 /// The duties have numbers, so that a comment or an error can name a duty and stays right when another is
