@@ -138,7 +138,15 @@ fn among(bytes: u64, all: &[u64], usual: fn(u64) -> String) -> String {
             |other: &u64| *other != bytes && without_zeros(&form(*other)) == without_zeros(&form(bytes));
         !all.iter().any(same)
     };
-    forms.iter().find(is_clear).map_or_else(|| format!("{bytes}B"), |form| form(bytes))
+    forms.iter().find(is_clear).map_or_else(|| in_parts(bytes), |form| form(bytes))
+}
+
+/// Formats all bytes of a size: as a sum of two units, as in `4GiB+4KiB`, or else as a number of bytes.
+fn in_parts(bytes: u64) -> String {
+    let parts = (0..UNITS.len()).rev().map(|at| (bytes >> (10 * at) & 1023, UNITS[at]));
+    let parts: Vec<String> =
+        parts.filter(|(part, _)| *part > 0).map(|(part, unit)| format!("{part}{unit}")).collect();
+    if (1..=2).contains(&parts.len()) { parts.join("+") } else { format!("{bytes}B") }
 }
 
 /// Formats a number of bytes in its largest binary unit.
@@ -217,7 +225,7 @@ mod tests {
             ([GIB, GIB], ["1GiB", "1GiB"]),
             ([GIB, 3 << 29], ["1GiB", "1.50GiB"]),
             ([2 * GIB, 2 * GIB + (2 << 20)], ["2GiB", "2.002GiB"]),
-            ([2 * GIB, 2 * GIB + 1], ["2147483648B", "2147483649B"]),
+            ([2 * GIB, 2 * GIB + 1], ["2GiB", "2GiB+1B"]),
             ([1000, 1001], ["1000B", "1001B"]),
             ([0, 1], ["0B", "1B"]),
             ([u64::MAX, u64::MAX - 1], ["18446744073709551615B", "18446744073709551614B"]),

@@ -322,7 +322,7 @@ fn peaks_that_differ_have_different_texts() {
     }
     let text =
         table_with(Format::Table, &[("cuda+pool", |figures| figures.peak_needed_bytes = (4 << 20) - 1)]);
-    assert!(text.contains("took 4194304B for 4194303B of live memory"), "{text}");
+    assert!(text.contains("took 4MiB for 4194303B of live memory"), "{text}");
 }
 
 #[test]

@@ -40,6 +40,33 @@ fn a_file_without_segments_has_no_fidelity() {
     assert!(run.stderr.contains("only PyTorch memory snapshots have them"), "{}", run.stderr);
 }
 
+#[test]
+fn the_allocator_of_tensorflow_has_no_advice_about_rmm() {
+    let text = concat!(env!("CARGO_MANIFEST_DIR"), "/../snapshot/tests/readers/bfc_chunks.txt");
+    let tuned: Run = program().arg("tune").arg(text).output().unwrap().into();
+    tuned.fails_with(2, &["TF_GPU_ALLOCATOR=cuda_malloc_async", "millpond-replay explain"]);
+    assert!(!tuned.stderr.contains("rmm"), "{}", tuned.stderr);
+}
+
+/// A pool that reserves memory at once gets only the bytes that the requests need; others have the rest.
+#[test]
+fn a_line_to_paste_leaves_the_memory_that_others_need() {
+    let folder = Folder::new();
+    let rows = "1,00:00:00.0,allocate,0x7f00,1073741824,0\n1,00:00:00.1,free,0x7f00,1073741824,0\n";
+    let file = folder.write("rmm.csv", format!("Thread,Time,Action,Pointer,Size,Stream\n{rows}"));
+    let words = ["--capacity", "16GiB", "--format", "json"];
+    let tuned: Run = program().arg("tune").arg(&file).args(words).output().unwrap().into();
+    assert_eq!(tuned.status, 0, "{}", tuned.stderr);
+    let json: serde_json::Value = serde_json::from_str(&tuned.stdout).unwrap();
+    for (stack, code) in
+        [("rmm_pool:initial=100%", "initial_pool_size=1 << 30)"), ("rmm_arena:size=100%", "size=1 << 30)")]
+    {
+        let mut tried = json["tried"].as_array().unwrap().iter();
+        let line = tried.find(|tried| tried["stack"] == stack).unwrap()["line"].as_str().unwrap();
+        assert!(line.contains(code), "{line}");
+    }
+}
+
 /// PyTorch accepts a `max_split_size` only above 20 MiB, and so does the layer that replays it.
 #[test]
 fn a_setting_that_pytorch_does_not_take_is_an_error_with_the_name_of_the_file() {

@@ -7,6 +7,7 @@ use millpond_engine::text::{bytes_among, file_word, number_of, option_bytes, rea
 
 use super::explanation::{Diagnosis, Explained};
 use super::fixes::{keep_less, less_fragmentation, less_rounding, other_users, raise_limit, share_streams};
+use super::gaps;
 use super::holders::{self, HOLDERS, Holder};
 use super::leak::{self, Copying};
 use super::private::Private;
@@ -26,10 +27,6 @@ pub(super) const BEYOND_ANY_DEVICE: u64 = 16 << 40;
 
 /// If one code line has at least this number of live blocks, the program may keep old blocks by accident.
 const MANY_BLOCKS: u64 = 8;
-
-/// Live memory that only grows counts as kept if the program frees at least one in this many blocks. A
-/// program that only loads data frees fewer blocks.
-const LEAST_FREES: u64 = 4;
 
 /// The most bytes that CUDA's context and a few libraries usually use.
 const OF_CUDA: u64 = 2 << 30;
@@ -224,7 +221,7 @@ fn does_not_fit(
         true => format!(", which needs a segment of {}", bytes(from_the_driver(recording, wanted))),
         false => String::new(),
     };
-    let grew = leak::growth(recording, LEAST_FREES);
+    let grew = leak::growth(recording);
     let copying = grew.and_then(|_| Copying::of(recording));
     let growth = match &copying {
         Some(copying) => Some(copying.sentence()),
@@ -303,6 +300,13 @@ fn without_segments(
     // The size of the device has the same form in all sentences.
     let exact = |bytes: u64, other: u64| bytes_among(bytes, &[bytes, other]);
     let limit = recording.limit_bytes().filter(|limit| !is_live_known || needed > *limit);
+    if is_live_known
+        && limit.is_none()
+        && device_bytes.is_none_or(|device| needed <= device)
+        && let Some(found) = gaps::fragmentation(recording, explained, wanted, &evidence)
+    {
+        return found;
+    }
     let (code, what, fix) = match (limit, device_bytes) {
         (Some(limit), _) => (
             "limit",
@@ -316,13 +320,13 @@ fn without_segments(
                 exact(needed, device),
                 exact(device, needed)
             ),
-            "use less memory at once, for example with a smaller batch".to_owned(),
+            match leak::growth(recording) {
+                Some(_) => "live memory grows, so a smaller batch only delays the failure: keep less",
+                None => "use less memory at once, for example with a smaller batch",
+            }
+            .to_owned(),
         ),
-        (None, _) if !is_live_known => (
-            UNEXPLAINED,
-            "the file does not record the live memory, so the cause is not known".to_owned(),
-            "if the pool has a maximum size, raise it".to_owned(),
-        ),
+        (None, _) if !is_live_known => return by_its_text(recording, explained, evidence),
         (None, Some(device)) => (
             UNEXPLAINED,
             format!(
@@ -340,6 +344,26 @@ fn without_segments(
         ),
     };
     with_holders(code, what, evidence, explained, vec![fix])
+}
+
+/// Explains a failed request by the cause that its text names.
+fn by_its_text(recording: &Recording, explained: &Explained, evidence: Vec<String>) -> Diagnosis {
+    let (code, what, fixes) = match recording.detail_of(Recording::CAUSE) {
+        Some(Recording::POOL_LIMIT) => {
+            ("limit", "the pool has reached its maximum size", vec![raise_limit(recording)])
+        }
+        Some(Recording::DEVICE_FULL) => {
+            let less = "use less memory at once, for example with a smaller batch".to_owned();
+            let fixes = vec![other_users(recording).to_owned(), less];
+            ("does_not_fit", "the device is full: the driver had no memory for the request", fixes)
+        }
+        _ => (
+            UNEXPLAINED,
+            "the file does not record the live memory, so the cause is not known",
+            vec!["if the pool has a maximum size, raise it".to_owned()],
+        ),
+    };
+    with_holders(code, what.to_owned(), evidence, explained, fixes)
 }
 
 /// If `max_split_size` forbids the use of a free segment that would hold a request, returns `max_split_size`.

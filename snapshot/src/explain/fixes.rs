@@ -19,6 +19,8 @@ enum Allocator {
     /// A stack of millpond, also under PyTorch.
     Millpond,
     RmmPool,
+    /// No allocator: the program called the driver, below `millpond-replay run`.
+    Driver,
     Unknown,
 }
 
@@ -40,6 +42,7 @@ impl Allocator {
             Source::PYTORCH | Source::PYTORCH_TRACE => Self::PyTorch,
             Source::BFC => Self::Bfc,
             Source::RMM_DEBUG | Source::RMM_MESSAGE => Self::RmmPool,
+            Source::DRIVER_CALLS => Self::Driver,
             _ => Self::Unknown,
         }
     }
@@ -144,6 +147,7 @@ pub(super) fn raise_limit(recording: &Recording) -> String {
         }
         Allocator::Millpond => "raise `max` of the pool in the stack, or the limit of the layer `limiting`",
         Allocator::RmmPool => "raise the pool's maximum_pool_size, or omit it",
+        Allocator::Driver => "raise `--budget` of `millpond-replay run`, or omit it",
         Allocator::Unknown => "raise the limit of the allocator, or omit it",
     }
     .to_owned()
@@ -251,6 +255,7 @@ mod tests {
             (Source::RMM_DEBUG, &[], "long-lived", "maximum_pool_size"),
             (Source::MILLPOND_LOG, &[], "pages=off", "`max`"),
             (Source::RMM, &[], "long-lived", "the limit of the allocator"),
+            (Source::DRIVER_CALLS, &[], "long-lived", "--budget"),
         ] {
             let recording = recording(format, settings);
             let (fixes, raise) = (less_fragmentation(&recording).join("; "), raise_limit(&recording));

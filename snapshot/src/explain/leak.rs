@@ -7,7 +7,7 @@ use millpond_engine::text::{number_of, readable_bytes};
 use super::explanation::Diagnosis;
 use super::fixes;
 use super::holders::{self, HOLDERS};
-use crate::recording::{EventKind, Id, LiveBlock, Recording};
+use crate::recording::{Event, EventKind, Id, LiveBlock, Recording, Source};
 
 /// A leak shows in the ends of at least `PHASES` phases. The first `WARM_UP` phases do not count.
 const PHASES: usize = 4;
@@ -27,6 +27,10 @@ const LEAST_EVENTS: usize = 20;
 
 /// Without phases, a leak makes up at least this share of the live bytes.
 const LEAST_SHARE: f64 = 0.25;
+
+/// Live memory that only grows counts as kept if the program frees at least one in this many blocks. A
+/// program that only loads data frees fewer blocks.
+const LEAST_FREES: u64 = 4;
 
 /// With fewer copies than this, a tensor does not count as growing by copying.
 const LEAST_COPIES: usize = 8;
@@ -110,42 +114,55 @@ struct Part {
 }
 
 /// Computes the low of each part: its fewest live bytes. If each low is above the previous one, and the
-/// program frees at least one in `frees_of` blocks that it allocates, returns the lows of the first and the
-/// last part that count.
-pub(super) fn growth(recording: &Recording, frees_of: u64) -> Option<(u64, u64)> {
+/// program frees at least one in [`LEAST_FREES`] blocks that it allocates, returns the lows of the first and
+/// the last part that count. The driver's own memory does not count.
+pub(super) fn growth(recording: &Recording) -> Option<(u64, u64)> {
     let events = recording.len();
     if events < PARTS * LEAST_EVENTS {
         return None;
     }
     let mut parts = [Part { low: u64::MAX, allocations: 0, frees: 0 }; PARTS];
+    let mut of_driver = 0_u64;
     for (number, (event, bytes)) in recording.live_bytes().enumerate() {
+        if is_of_driver(recording, event) {
+            of_driver = if event.kind == EventKind::Allocate { event.bytes } else { 0 };
+            continue;
+        }
         let part = &mut parts[number * PARTS / events];
         match event.kind {
             EventKind::Allocate => part.allocations += 1,
             EventKind::Free => part.frees += 1,
             _ => continue,
         }
-        part.low = part.low.min(bytes);
+        part.low = part.low.min(bytes.saturating_sub(of_driver));
     }
     let counted = &parts[FIRST_PARTS..];
     let (first, last) = (counted.first()?.low, counted.last()?.low);
     let rises = counted.windows(2).all(|pair| pair[1].low > pair[0].low);
-    let frees = counted.iter().all(|part| part.frees > 0 && frees_of * part.frees >= part.allocations);
+    let frees = counted.iter().all(|part| part.frees > 0 && LEAST_FREES * part.frees >= part.allocations);
     let is_much = || (last - first) as f64 >= LEAST_SHARE * last as f64;
     (rises && frees && is_much()).then_some((first, last))
 }
 
-/// Finds a possible leak by the low of each part, which is its fewest live bytes. Each low is above the
-/// previous one, although the program frees at least half as many blocks as it allocates. A program that only
-/// loads data frees fewer blocks.
+/// Returns whether a row shows the driver's own memory, as `millpond-replay run` writes it.
+fn is_of_driver(recording: &Recording, event: &Event) -> bool {
+    recording.source().format == Source::DRIVER_CALLS
+        && event.tag.is_some_and(|tag| recording.tag(tag) == "driver")
+}
+
+/// Finds a possible leak by the low of each part, which is its fewest live bytes.
 fn by_part(recording: &Recording) -> Option<Diagnosis> {
-    let (first, last) = growth(recording, 2)?;
+    let (first, last) = growth(recording)?;
     if let Some(copying) = Copying::of(recording) {
         return Some(copying.diagnosis());
     }
     let since = first_counted(recording);
     let moment = recording.moment(usize::MAX);
-    let kept: Vec<&LiveBlock> = moment.blocks().iter().filter(|block| block.event >= since).collect();
+    let is_own = |block: &&LiveBlock| {
+        let event = recording.event(block.event);
+        block.event >= since && event.is_none_or(|event| !is_of_driver(recording, event))
+    };
+    let kept: Vec<&LiveBlock> = moment.blocks().iter().filter(is_own).collect();
     let parts = PARTS - FIRST_PARTS;
     Some(Diagnosis {
         code: "leak",

@@ -10,6 +10,7 @@ mod diagnoses;
 mod explanation;
 mod failure;
 mod fixes;
+mod gaps;
 mod holders;
 mod leak;
 mod pinned;

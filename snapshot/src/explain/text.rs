@@ -3,7 +3,7 @@
 use std::io::{self, Write};
 
 use millpond_core::format_bytes;
-use millpond_engine::text::{number_of, plain, readable_bytes};
+use millpond_engine::text::{number_of, plain, readable_among, readable_bytes};
 
 use super::explanation::{Diagnosis, Explained, Explanation, Occasion, Verdict};
 use super::holders::{Holder, HolderFrame};
@@ -95,7 +95,10 @@ pub fn print(explanation: &Explanation, style: Style, out: &mut impl Write) -> i
         let reserved = reserved
             .map(|reserved| format!("; the recorded one reserved at most {}", readable_bytes(reserved)))
             .unwrap_or_default();
-        writeln!(out, "any allocator needs at least {}{reserved}", Bounds { host_order, stream_safe })?;
+        let device = explanation.recorded_device_bytes.unwrap_or(host_order);
+        let sizes = [host_order, stream_safe, device];
+        let least = Bounds { host_order, stream_safe }.text(|bytes| readable_among(bytes, &sizes));
+        writeln!(out, "any allocator needs at least {least}{reserved}")?;
     }
     writeln!(out)?;
     // A program that repeats a failed request has the same problem several times.

@@ -182,12 +182,10 @@ impl Case<'_> {
             },
             "oom_leak" => with_leak(&diagnosis.what, &self.text_of("leak")),
             "oom_fragmentation" => {
-                let reserved = ledger.reserved_bytes.unwrap_or(0);
-                format!(
-                    "{} ({} of the reserved bytes were free)",
-                    diagnosis.what,
-                    percent(ledger.unused_bytes(), reserved)
-                )
+                let free = |reserved| percent(ledger.unused_bytes(), reserved);
+                let free = ledger.reserved_bytes.map(free);
+                let free = free.map(|free| format!(" ({free} of the reserved bytes were free)"));
+                format!("{}{}", diagnosis.what, free.unwrap_or_default())
             }
             _ => diagnosis.what.clone(),
         };

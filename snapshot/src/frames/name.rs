@@ -5,9 +5,11 @@ use super::Frame;
 /// The texts that native frames have for a file if the unwinder found no source.
 const NO_FILE: [&str; 5] = ["", "??", "<invalid>", "<unknown>", "?"];
 
-/// The endings of native source files.
-const SOURCES: [&str; 14] =
-    ["c", "cc", "cpp", "cxx", "c++", "cu", "cuh", "h", "hh", "hpp", "inc", "s", "rs", "ipp"];
+/// The endings of native source files. The last three are for Cython.
+const SOURCES: [&str; 17] = [
+    "c", "cc", "cpp", "cxx", "c++", "cu", "cuh", "h", "hh", "hpp", "inc", "s", "rs", "ipp", "pyx", "pxd",
+    "pxi",
+];
 
 /// Returns whether the source file of the frame is known.
 pub(super) fn has_file(frame: Frame<'_>) -> bool {
@@ -137,7 +139,8 @@ mod tests {
     #[test]
     fn a_frame_without_a_source_is_native() {
         let native = |file| is_native(Frame { function: "f", file, line: 1 });
-        for file in ["", "??", "a/b.cpp", "call.c", "generated_cases.c.h", "clone.S", "kernel.cu", "main.rs"]
+        for file in
+            ["", "??", "a/b.cpp", "call.c", "generated_cases.c.h", "clone.S", "kernel.cu", "main.rs", "a.pyx"]
         {
             assert!(native(file), "{file}");
         }
@@ -150,15 +153,9 @@ mod tests {
         ] {
             assert!(native(file), "{file}");
         }
-        for file in [
-            "train.py",
-            "python/train.py",
-            "a.source",
-            "<string>",
-            "<ipython-input-3-abc>",
-            "bin/torchrun",
-            "a.pyx",
-        ] {
+        for file in
+            ["train.py", "python/train.py", "a.source", "<string>", "<ipython-input-3-abc>", "bin/torchrun"]
+        {
             assert!(!native(file), "{file}");
         }
     }

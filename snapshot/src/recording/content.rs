@@ -154,6 +154,8 @@ impl Source {
     pub(crate) const RMM: &'static str = "RMM log";
     /// The format of logs with the columns that only millpond's layer `logging` writes.
     pub(crate) const MILLPOND_LOG: &'static str = "millpond log";
+    /// The format of the files that `millpond-replay run` writes.
+    pub(crate) const DRIVER_CALLS: &'static str = "driver calls of a program";
     /// The format of RMM's error texts.
     pub(crate) const RMM_MESSAGE: &'static str = "RMM error text";
     /// The format of RMM's debug logs.
@@ -169,6 +171,10 @@ impl Recording {
     pub(crate) const POOL_BYTES: &'static str = "bytes of the pool";
     /// The name of the detail with all bytes of this process, also outside of the allocator.
     pub(crate) const OWN_BYTES: &'static str = "bytes of this process";
+    /// The name of the detail with the cause that the text of a failed request names: one of the next two.
+    pub(crate) const CAUSE: &'static str = "cause";
+    pub(crate) const POOL_LIMIT: &'static str = "the pool has its maximum size";
+    pub(crate) const DEVICE_FULL: &'static str = "the driver had no memory";
     /// The start of the name of a detail with the bytes of another process, before the process's number.
     pub(crate) const PROCESS: &'static str = "bytes of process ";
     /// The name of the detail with the allocator of a framework that has several.

@@ -1,9 +1,10 @@
 //! The candidates that `tune` tries. They depend on the file's format.
 
+use millpond_engine::text::file_word;
 use serde::Serialize;
 
 use crate::peers::torch::settings::Settings;
-use crate::recording::{EventKind, Recording};
+use crate::recording::{EventKind, Recording, Source};
 
 const MIB: u64 = 1 << 20;
 
@@ -100,6 +101,13 @@ fn in_python(bytes: u64) -> String {
 /// Returns the candidates for a file, the most common first. Pairs of settings come last, because they are
 /// skipped if the time is over.
 pub(super) fn of(recording: &Recording) -> Result<Vec<Candidate>, String> {
+    if recording.source().format == Source::BFC {
+        return Err(format!(
+            "has blocks of TensorFlow's and JAX's allocator, whose settings have no model here; try \
+             TF_GPU_ALLOCATOR=cuda_malloc_async, and see `millpond-replay explain {}`",
+            file_word(recording.file())
+        ));
+    }
     let is_torch = recording.source().format.starts_with("PyTorch");
     let mut all = if is_torch { torch(recording)? } else { rmm() };
     let pairs = all.iter().position(|candidate| !candidate.parts.is_empty()).unwrap_or(all.len());

@@ -231,6 +231,8 @@ pub fn tune(
             Err(Stopped::Failed(error)) => tried.failure = Some(error.to_string()),
         }
         if let Some(smallest) = &tried.smallest {
+            // RMM's pools reserve this much at once, and must leave the rest to other users of the device.
+            let capacity = capacity.filter(|_| tried.candidate.family != Family::Rmm);
             tried.line = tried.candidate.line(capacity.unwrap_or(smallest.bytes));
             tried.over_host_order = Some(smallest.bytes as f64 / host_order.max(1) as f64);
             tried.over_stream_safe = Some(smallest.bytes as f64 / stream_safe.max(1) as f64);

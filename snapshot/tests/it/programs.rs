@@ -81,13 +81,7 @@ fn programs_that_ran_out_of_memory_are_told_the_cause_the_line_and_a_change() {
             "graph_pools.py:16 in run_model",
             "share one pool",
         ),
-        (
-            "leak_list",
-            "oom_does_not_fit",
-            "leak_list.py:25 in forward",
-            "leak_list.py:25 in forward",
-            "loss.item()",
-        ),
+        ("leak_list", "oom_leak", "leak_list.py:25 in forward", "leak_list.py:25 in forward", "loss.item()"),
         (
             "other_process",
             "oom_does_not_fit",

@@ -165,6 +165,71 @@ fn memory_that_rises_in_each_part_may_be_a_leak_and_loading_is_none() {
     assert_eq!(verdict(&log(&loading), None).0, "no_problem");
 }
 
+/// Each step keeps two of its three blocks; the driver's own memory appears in the middle of the recording.
+#[test]
+fn a_leak_of_most_blocks_of_a_step_is_found_beside_the_driver_s_memory() {
+    let mut rows = String::new();
+    let mut row = |action: &str, address: u64, bytes: u64, tag: &str| {
+        let notes = if rows.is_empty() { "source driver%20calls%20of%20a%20program" } else { "" };
+        rows += &format!("1,10:00:00.000001,{action},{address:#x},{bytes},0,{tag},{notes}\n");
+    };
+    for step in 0..100_u64 {
+        let kept = 0x2000_0000 + step * 0x10000;
+        row("allocate", 0x1000, 1 << 20, "");
+        row("allocate", kept, 8192, "");
+        row("free", 0x1000, 1 << 20, "");
+        row("allocate", kept + 0x2000, 4096, "");
+        if step >= 50 && step % 5 == 0 {
+            let driver = 0x1000_0000_0000_0000 + step * 0x100_0000;
+            if step > 50 {
+                row("free", driver - 0x500_0000, 0x100_0000, "driver");
+            }
+            row("allocate", driver, 0x100_0000, "driver");
+        }
+    }
+    let header = HEADER.trim_end();
+    let recording = imported(format!("{header},Tag,Notes\n{rows}").as_bytes());
+    let explanation = explain(&recording, None);
+    assert_eq!(explanation.verdict.code, "leak", "{}", explanation.verdict.sentence);
+    let holders = &explanation.diagnoses[0].holders;
+    assert!(holders.iter().all(|holder| holder.bytes < 0x100_0000), "{holders:?}");
+}
+
+#[test]
+fn a_request_that_fails_in_less_memory_than_was_live_before_is_fragmentation() {
+    let blocks = (0..8_u64).flat_map(|number| {
+        let at = 0x1000_0000 + number * (GIB + 4096);
+        [("allocate", at, GIB), ("allocate", at + GIB, 4096)]
+    });
+    let frees = (0..8_u64).map(|number| ("free", 0x1000_0000 + number * (GIB + 4096), GIB));
+    let mut rows: Vec<_> = blocks.chain(frees).collect();
+    let failed = |rows: &[(&str, u64, u64)], bytes| {
+        let rows = [rows, &[("allocate failure", 0, bytes)]].concat();
+        verdict(&log(&rows), None)
+    };
+    let (code, sentence) = failed(&rows, 2 * GIB);
+    assert_eq!(code, "oom_fragmentation", "{sentence}");
+    let what = "probably fragmentation: 8.00GiB were live earlier, but the largest free piece among the \
+                addresses of earlier blocks now has 1GiB";
+    assert!(sentence.ends_with(what), "{sentence}");
+    assert_eq!(failed(&rows, GIB).0, "oom_unexplained", "a piece is large enough");
+    assert_eq!(failed(&rows, 9 * GIB).0, "oom_unexplained", "more than was ever live");
+    rows.push(("free", 0x1000_0000 + GIB, 4096));
+    assert_eq!(failed(&rows, 2 * GIB).0, "oom_unexplained", "two pieces are one");
+}
+
+#[test]
+fn a_program_beyond_its_budget_is_told_to_raise_it() {
+    let notes = "source driver%20calls%20of%20a%20program;detail limit%20in%20bytes 1073741824";
+    let rows = format!(
+        "1,10:00:00.000001,allocate,0x1000,1000000000,0,{notes}\n\
+         1,10:00:00.000002,allocate failure,(nil),100000000,0,\n"
+    );
+    let explanation = explain(&imported(format!("{},Notes\n{rows}", HEADER.trim_end()).as_bytes()), None);
+    assert_eq!(explanation.verdict.code, "oom_limit");
+    assert!(explanation.diagnoses[0].fixes[0].contains("`--budget`"), "{:?}", explanation.diagnoses[0].fixes);
+}
+
 #[test]
 fn no_problem_has_its_figures_and_comes_first_in_the_text() {
     let recording = log(&[("allocate", 0x100, 3 << 20), ("free", 0x100, 3 << 20)]);

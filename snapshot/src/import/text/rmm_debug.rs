@@ -90,6 +90,15 @@ pub(super) fn pool_of(text: &str) -> Option<(u64, u64)> {
     Some((after(now, "")?, after(most, "")?))
 }
 
+/// Returns the cause that the text of a failed request names, as the value of a detail.
+pub(super) fn cause_of(text: &str) -> Option<&'static str> {
+    let has = |words: &str| text.to_ascii_lowercase().contains(words);
+    match has("maximum pool size exceeded") {
+        true => Some(Recording::POOL_LIMIT),
+        false => has("cudaerrormemoryallocation").then_some(Recording::DEVICE_FULL),
+    }
+}
+
 /// Reads a log, beginning at a given line.
 ///
 /// # Errors
@@ -122,6 +131,8 @@ struct Log {
     last: u64,
     /// The bytes of the pool at a failed request, and the most bytes that the pool may have.
     pool: Option<(u64, u64)>,
+    /// The cause that the text of the last failed request names.
+    cause: Option<&'static str>,
 }
 
 impl Log {
@@ -150,6 +161,7 @@ impl Log {
         } else if kind == EventKind::AllocateFailure {
             self.failures += 1;
             self.pool = pool_of(line).or(self.pool);
+            self.cause = cause_of(line);
         }
         let lane = recording.add_lane(Lane { thread, stream, pool: None }, budget)?;
         recording.push(Event { address, bytes, lane, raw_time, ..Event::new(kind) }, budget)
@@ -176,6 +188,7 @@ impl Log {
             recording.detail(Recording::POOL_BYTES, now);
             recording.detail(Recording::LIMIT_BYTES, most);
         }
+        self.cause.into_iter().for_each(|cause| recording.detail(Recording::CAUSE, cause));
         if self.blocks == 0 {
             let text = "the log shows only failed requests, so the live blocks are not known";
             recording.unknown("no_blocks", text);

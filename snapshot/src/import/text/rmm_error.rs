@@ -5,7 +5,7 @@ use std::io::Read;
 
 use super::amounts::after;
 use super::lines::TextLines;
-use super::rmm_debug::pool_of;
+use super::rmm_debug::{cause_of, pool_of};
 use super::traceback::{Tracebacks, pins};
 use crate::budget::Budget;
 use crate::import::refusal::Refusal;
@@ -34,7 +34,7 @@ pub(super) fn import(
     budget: &mut Budget,
 ) -> Result<Recording, Refusal> {
     Source::RMM_MESSAGE.clone_into(&mut recording.source.format);
-    let mut pool = None;
+    let (mut pool, mut cause) = (None, None);
     let mut last = None;
     let mut next = Some(line);
     while let Some(line) = next {
@@ -42,6 +42,7 @@ pub(super) fn import(
         if let (true, Some(at), Some(bytes)) = (is_start(&line), line.find(START), after(&line, WANTED)) {
             let stack = tracebacks.take(&line[..at], &mut recording, budget)?;
             pool = pool_of(&line).or(pool);
+            cause = cause_of(&line);
             // Programs log an exception, and then print it again.
             let is_repeated = last == Some(bytes) && stack.is_none();
             if !is_repeated {
@@ -60,6 +61,7 @@ pub(super) fn import(
         recording.detail(Recording::POOL_BYTES, now);
         recording.detail(Recording::LIMIT_BYTES, most);
     }
+    cause.into_iter().for_each(|cause| recording.detail(Recording::CAUSE, cause));
     recording.unknown("no_blocks", "the text shows only failed requests, so the live blocks are not known");
     recording.unknown("no_trace", "the text shows one moment, so the events before it are not known");
     Ok(recording)
@@ -95,12 +97,31 @@ mod tests {
     }
 
     #[test]
+    fn a_pool_at_its_maximum_is_a_limit_and_the_line_of_the_user_leads() {
+        let text = format!(
+            "{TRACEBACK}  File \"copying.pyx\", line 151, in pylibcudf.join.inner_join\nMemoryError: \
+             std::bad_alloc: out_of_memory: RMM failure at:/x/pool_memory_resource.hpp:257: Maximum pool \
+             size exceeded (failed to allocate 3.250000 GiB)\n"
+        );
+        let recording = read("job.err", text.as_bytes(), &Options::default()).unwrap();
+        let explanation = explain(&recording, None);
+        let sentence = "out of memory: a request for 3.25GiB by join.py:77 in main (cudf.core.frame.merge) \
+                        failed at event 1: the pool has reached its maximum size";
+        assert_eq!(explanation.verdict.sentence, sentence);
+        assert_eq!(explanation.verdict.code, "oom_limit");
+        assert!(explanation.diagnoses[0].fixes[0].contains("maximum_pool_size"));
+    }
+
+    #[test]
     fn an_error_of_the_driver_has_no_limit_and_one_about_the_host_is_not_of_the_device() {
         let text = "MemoryError: std::bad_alloc: out_of_memory: CUDA error (failed to allocate 1024 bytes) \
                     at: /x/cuda_memory_resource.hpp:60: cudaErrorMemoryAllocation out of memory\n";
         let recording = read("job.err", text.as_bytes(), &Options::default()).unwrap();
         assert_eq!(recording.event(0).unwrap().bytes, 1024);
-        assert_eq!(explain(&recording, None).verdict.code, "oom_unexplained");
+        let explanation = explain(&recording, None);
+        assert_eq!(explanation.verdict.code, "oom_does_not_fit");
+        let fixes = explanation.diagnoses[0].fixes.join("; ");
+        assert!(fixes.contains("nvidia-smi") && !fixes.contains("pool"), "{fixes}");
         let text = text.replace("cuda_memory", "pinned_host_memory");
         let recording = read("job.err", text.as_bytes(), &Options::default()).unwrap();
         assert_eq!(explain(&recording, None).verdict.code, "oom_pinned_memory");
