@@ -26,7 +26,7 @@ const FIRST_PARTS: usize = 3;
 const LEAST_EVENTS: usize = 20;
 
 /// Without phases, a leak makes up at least this share of the live bytes.
-const LEAST_SHARE: f64 = 0.25;
+const LEAST_SHARE: f64 = 0.1;
 
 /// Live memory that only grows counts as kept if the program frees at least one in this many blocks. A
 /// program that only loads data frees fewer blocks.

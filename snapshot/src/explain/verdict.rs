@@ -180,7 +180,6 @@ impl Case<'_> {
                 Some(device) => format!("the device has only {} in all", format_bytes(device)),
                 None => "no device has so much memory".to_owned(),
             },
-            "oom_leak" => with_leak(&diagnosis.what, &self.text_of("leak")),
             "oom_fragmentation" => {
                 let free = |reserved| percent(ledger.unused_bytes(), reserved);
                 let free = ledger.reserved_bytes.map(free);
@@ -189,6 +188,9 @@ impl Case<'_> {
             }
             _ => diagnosis.what.clone(),
         };
+        // Whatever the cause, the next failure comes from the leak.
+        let leak = self.text_of("leak");
+        let why = if leak.is_empty() || code == "oom_beyond_device" { why } else { with_leak(&why, &leak) };
         let (has_sums_only, has_failures_only) =
             (self.recording.has_sums_only(), self.recording.has_failures_only());
         // A file without a trace has the whole memory at the failed request.

@@ -161,6 +161,12 @@ fn memory_that_rises_in_each_part_may_be_a_leak_and_loading_is_none() {
     );
     rows.push(("allocate failure", 0, GIB));
     assert_eq!(verdict(&log(&rows), None).0, "oom_leak");
+    // The program also keeps a model that is four times as large as the leak.
+    rows.pop();
+    rows.insert(0, ("allocate", 0x4000_0000, 2 << 20));
+    assert_eq!(verdict(&log(&rows), None).0, "leak");
+    rows[0].2 = 8 << 20;
+    assert_eq!(verdict(&log(&rows), None).0, "no_problem", "a small growth is not told");
     let loading: Vec<_> = (0..1000).map(|block| ("allocate", 0x1000 + block * 0x1000, 4096)).collect();
     assert_eq!(verdict(&log(&loading), None).0, "no_problem");
 }
