@@ -12,7 +12,7 @@ use crate::budget::Budget;
 use crate::code::{CAPTURE_INVALIDATED, Code, OUT_OF_MEMORY};
 use crate::device;
 use crate::process::Inside;
-use crate::record::{Call, Record};
+use crate::record::{Call, NOTICED, Record};
 use crate::serving;
 use crate::settings::Settings;
 use crate::stacks::{self, Stack};
@@ -77,7 +77,7 @@ impl State {
         let Some(record) = self.record.as_mut().filter(|_| block.is_of_program) else { return };
         record.row(call, block, stream, stack);
         if let Some((_, info)) = info.filter(|(begun, _)| is_quiet(*begun)) {
-            record.look(&mut self.blocks, block.device, info);
+            record.look(&mut self.blocks, block.device, info, NOTICED);
         }
     }
 
@@ -264,11 +264,11 @@ fn request(
         // SAFETY: after success, the address is written.
         let block = Block { address: unsafe { ptr.read() }, lent, ..wanted };
         let block = found(&mut state, block);
+        state.note(Call::Allocate, &block, stream, &stack, info);
         // The address of physical memory is a number of ours, which is in the blocks already.
         if (1..NO_ADDRESS).contains(&block.address) {
-            state.blocks.insert(block.clone());
+            state.blocks.insert(block);
         }
-        state.note(Call::Allocate, &block, stream, &stack, info);
         return code;
     }
     if is_allowed && !is_served {
@@ -284,24 +284,26 @@ fn request(
 /// thread may get the address after it.
 pub(crate) fn free(ptr: u64, stream: Option<*mut c_void>, real: impl FnOnce() -> Code) -> Code {
     let Some((state, inside)) = enter() else { return real() };
-    let Some(block) = state.lock().blocks.remove(inside.is_of_program(), ptr) else { return real() };
-    let _busy = Busy::enter();
     // A call stack is slow, and no command shows who freed a block.
     let stack = Stack::default();
     let number = stream.map_or(0, |stream| stream.addr() as u64);
-    state.lock().note(Call::Free, &block, number, &stack, None);
+    let removed = {
+        let mut state = state.lock();
+        let block = state.blocks.remove(inside.is_of_program(), ptr);
+        block.inspect(|block| state.note(Call::Free, block, number, &stack, None))
+    };
+    let Some(block) = removed else { return real() };
+    let _busy = Busy::enter();
     let code = match &block.lent {
         Some(lent) => serving::free(ptr, lent, stream),
         None => real(),
     };
-    let mut state = state.lock();
-    match code {
-        0 if block.lent.is_none() => state.budget.give_back(block.device, block.bytes),
-        0 => {}
-        _ => {
-            state.note(Call::Allocate, &block, number, &stack, None);
-            state.blocks.insert(block);
-        }
+    if code != 0 {
+        let mut state = state.lock();
+        state.note(Call::Allocate, &block, number, &stack, None);
+        state.blocks.insert(block);
+    } else if block.lent.is_none() {
+        state.lock().budget.give_back(block.device, block.bytes);
     }
     code
 }
@@ -480,7 +482,7 @@ extern "C" fn look_at_exit() {
     if let (Some((_, device)), Some(info)) = (device::current(), device::info()) {
         let State { blocks, record, .. } = &mut *state.lock();
         if let Some(record) = record {
-            record.look_last(blocks, device, info);
+            record.look(blocks, device, info, 1);
         }
     }
 }
@@ -506,7 +508,7 @@ pub(crate) fn load(real: impl FnOnce() -> Code) -> Code {
         let State { blocks, budget, record, .. } = &mut *state.lock();
         budget.add(device, before.free.saturating_sub(after.free));
         if let Some(record) = record {
-            record.look(blocks, device, after);
+            record.look(blocks, device, after, NOTICED);
         }
     }
     code

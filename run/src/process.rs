@@ -1,13 +1,37 @@
-//! The process: whether it is the one that first used the driver, where a call comes from, and its files.
+//! The process: whether the driver works in it, where a call comes from, and its files.
 
 use std::cell::Cell;
 use std::fs::File;
 use std::io::Write;
 use std::os::unix::fs::MetadataExt;
-use std::sync::atomic::{AtomicI32, Ordering};
+use std::sync::atomic::{AtomicU8, Ordering};
 
-/// The process that first used the driver; 0 before.
-static OWNER: AtomicI32 = AtomicI32::new(0);
+/// The process has not used the driver.
+const UNUSED: u8 = 0;
+/// The process uses the driver.
+const USED: u8 = 1;
+/// The process is a child of `fork` of a process that had used the driver, which does not work there.
+const CHILD: u8 = 2;
+
+static USE: AtomicU8 = AtomicU8::new(UNUSED);
+
+/// Returns whether the driver works in this process.
+fn works() -> bool {
+    match USE.load(Ordering::Acquire) {
+        UNUSED => {
+            if USE.compare_exchange(UNUSED, USED, Ordering::AcqRel, Ordering::Acquire).is_ok() {
+                // SAFETY: the function may be called in a child of `fork`.
+                unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
+            }
+            true
+        }
+        use_ => use_ == USED,
+    }
+}
+
+unsafe extern "C" fn in_child() {
+    USE.store(CHILD, Ordering::Release);
+}
 
 /// Where the calls of a thread come from.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -35,11 +59,7 @@ impl Inside {
     pub(crate) fn enter() -> Option<Self> {
         let before = CALLER.try_with(|caller| caller.replace(Caller::Library)).ok()?;
         let inside = Self { before };
-        // SAFETY: the function has no arguments and cannot fail.
-        let process = unsafe { libc::getpid() };
-        let owner = OWNER.compare_exchange(0, process, Ordering::Relaxed, Ordering::Relaxed);
-        let is_owner = owner.is_ok() || owner == Err(process);
-        (before != Caller::Library && is_owner).then_some(inside)
+        (before != Caller::Library && works()).then_some(inside)
     }
 
     /// Returns whether the program itself makes the call.

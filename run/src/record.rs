@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use millpond_engine::log::column;
-use millpond_engine::log::notes::{push_word, word};
+use millpond_engine::log::notes::{origin, push_word, word};
 use rustc_hash::FxHashMap;
 
 use crate::blocks::{Block, Blocks};
@@ -19,9 +19,9 @@ use crate::device::Info;
 use crate::process::{id_of, say};
 use crate::stacks::{Frame, Stack};
 
-/// A change of the driver's own memory below this number of bytes gets no row. Small changes come from the
-/// pieces of 2 MiB in which the driver takes memory.
-const NOTICED: u64 = 8 << 20;
+/// While the program runs, a change of the driver's own memory below this number of bytes gets no row. Small
+/// changes come from the pieces of 2 MiB in which the driver takes memory.
+pub(crate) const NOTICED: u64 = 8 << 20;
 
 /// The most characters of a word that are kept. The reader refuses long lines.
 const MOST_CHARS: usize = 2048;
@@ -99,12 +99,12 @@ impl Record {
         let mut record = Self { file, id, is_broken: false, notes: String::new(), frames, stacks, devices };
         let further = ["Device", column::UNIX, column::STACK, column::TAG, column::NOTES];
         record.write(&format!("Thread,Time,Action,Pointer,Size,Stream,{}\n", further.join(",")));
-        record.note(&[word::SOURCE, "driver calls of a program"]);
+        record.note(&[word::SOURCE, origin::DRIVER_CALLS]);
         let program = std::env::args_os().map(|part| part.to_string_lossy().into_owned());
         let program: Vec<String> = program.collect();
         record.note(&[word::DETAIL, "program", &program.join(" ")]);
         if let Some(limit) = limit {
-            record.note(&[word::DETAIL, "limit in bytes", &limit.to_string()]);
+            record.note(&[word::DETAIL, origin::LIMIT_BYTES, &limit.to_string()]);
         }
         Some(record)
     }
@@ -139,23 +139,16 @@ impl Record {
 
     /// Compares the rows with the bytes that are gone from a device. The driver has taken the rest: for
     /// contexts, code, its pools, and whole pieces.
-    pub(crate) fn look(&mut self, blocks: &mut Blocks, device: c_int, info: Info) {
-        self.compare(blocks, device, info, NOTICED);
-    }
-
-    /// Does the same at the end of the process, and notices small changes, too.
-    pub(crate) fn look_last(&mut self, blocks: &mut Blocks, device: c_int, info: Info) {
-        self.compare(blocks, device, info, 1);
-    }
-
-    fn compare(&mut self, blocks: &mut Blocks, device: c_int, info: Info, noticed: u64) {
+    ///
+    /// Changes of fewer than `noticed` bytes get no row.
+    pub(crate) fn look(&mut self, blocks: &mut Blocks, device: c_int, info: Info, noticed: u64) {
         let shown = self.devices.entry(device).or_default();
         let gone = info.total.saturating_sub(info.free);
         let known = shown.blocks.saturating_add(shown.driver);
         let others = shown.others;
         if others.is_none() {
             shown.others = Some(gone.saturating_sub(known));
-            self.note(&[word::DETAIL, "bytes of the device", &info.total.to_string()]);
+            self.note(&[word::DETAIL, origin::DEVICE_BYTES, &info.total.to_string()]);
             return;
         }
         let driver = gone.saturating_sub(others.unwrap_or_default()).saturating_sub(shown.blocks);
@@ -174,7 +167,7 @@ impl Record {
         let number = Some(self.define(&[Arc::new(frame)]));
         for (call, block) in [(Call::Free, before), (Call::Allocate, now)] {
             if block.bytes > 0 {
-                self.line(call, &block, 0, number, "driver");
+                self.line(call, &block, 0, number, origin::DRIVER_TAG);
             }
         }
     }

@@ -12,6 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 typedef unsigned long long Ptr;
@@ -189,6 +190,21 @@ static void loops(void)
     }
 }
 
+/// Prints the time of an allocation and a free (docs/lab/run.md).
+static void pairs(void)
+{
+    struct timespec start, end;
+    clock_gettime(CLOCK_MONOTONIC, &start);
+    for (int i = 0; i < 20000; i++) {
+        Ptr ordered;
+        must(cuMemAllocAsync(&ordered, MIB, NULL), "cuMemAllocAsync");
+        must(cuMemFreeAsync(ordered, NULL), "cuMemFreeAsync");
+    }
+    clock_gettime(CLOCK_MONOTONIC, &end);
+    double seconds = (double)(end.tv_sec - start.tv_sec) + (double)(end.tv_nsec - start.tv_nsec) / 1e9;
+    fprintf(stderr, "%.2f us a pair\n", seconds / 20000 * 1e6);
+}
+
 /// Replaces its program twice.
 static void again(char* program, char* way, char const* next)
 {
@@ -238,6 +254,7 @@ int main(int count, char** arguments)
     if (strcmp(what, "waits") == 0) waits();
     if (strcmp(what, "closes") == 0) closes();
     if (strcmp(what, "loops") == 0) loops();
+    if (strcmp(what, "pairs") == 0) pairs();
     if (strcmp(what, "first") == 0) again(arguments[0], arguments[1], "second");
     if (strcmp(what, "second") == 0) again(arguments[0], arguments[1], "blocks");
     if (strcmp(what, "child") == 0) child(arguments[0], arguments[1]);

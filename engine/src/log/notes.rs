@@ -30,6 +30,18 @@ pub mod word {
     pub const DEVICE_FREE: &str = "device_free";
 }
 
+/// Texts of the notes that several crates write or look for.
+pub mod origin {
+    /// The source's format of a recording that `millpond-replay run` writes.
+    pub const DRIVER_CALLS: &str = "driver calls of a program";
+    /// The tag of the driver's own memory in such a recording.
+    pub const DRIVER_TAG: &str = "driver";
+    /// The name of the detail with the size of the device.
+    pub const DEVICE_BYTES: &str = "bytes of the device";
+    /// The name of the detail with the most bytes that the allocator may use.
+    pub const LIMIT_BYTES: &str = "limit in bytes";
+}
+
 /// Characters that start a formula in spreadsheets. OWASP's list also has tab and carriage return, but words
 /// never contain these characters.
 const FORMULA: [char; 4] = ['=', '+', '-', '@'];

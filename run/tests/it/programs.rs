@@ -52,7 +52,7 @@ fn programs_behave_as_without_it() {
     let bench = Bench::new();
     for (program, way) in ways(&bench) {
         let all = ["blocks", "wrong", "fill", "threads", "forked", "reset", "killed", "child", "nothing"];
-        for what in all.into_iter().chain(["closes", "first", "loops"]) {
+        for what in all.into_iter().chain(["closes", "first", "loops", "pairs"]) {
             let plain = bench.command(&program).args([way, what]).output().unwrap();
             let under = bench.run(&["--record", "log.csv"], &program).args([way, what]).output().unwrap();
             // A signal is reported as a shell reports it.

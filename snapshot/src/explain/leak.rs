@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
+use millpond_engine::log::notes::origin;
 use millpond_engine::text::{number_of, readable_bytes};
 
 use super::explanation::Diagnosis;
@@ -147,7 +148,7 @@ pub(super) fn growth(recording: &Recording) -> Option<(u64, u64)> {
 /// Returns whether a row shows the driver's own memory, as `millpond-replay run` writes it.
 fn is_of_driver(recording: &Recording, event: &Event) -> bool {
     recording.source().format == Source::DRIVER_CALLS
-        && event.tag.is_some_and(|tag| recording.tag(tag) == "driver")
+        && event.tag.is_some_and(|tag| recording.tag(tag) == origin::DRIVER_TAG)
 }
 
 /// Finds a possible leak by the low of each part, which is its fewest live bytes.

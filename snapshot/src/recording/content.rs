@@ -4,6 +4,7 @@ use std::collections::{HashMap, HashSet};
 use std::sync::OnceLock;
 
 use millpond_engine::log::Flaws;
+use millpond_engine::log::notes::origin;
 use serde::Serialize;
 
 use super::texts::{RawFrame, Table};
@@ -155,7 +156,7 @@ impl Source {
     /// The format of logs with the columns that only millpond's layer `logging` writes.
     pub(crate) const MILLPOND_LOG: &'static str = "millpond log";
     /// The format of the files that `millpond-replay run` writes.
-    pub(crate) const DRIVER_CALLS: &'static str = "driver calls of a program";
+    pub(crate) const DRIVER_CALLS: &'static str = origin::DRIVER_CALLS;
     /// The format of RMM's error texts.
     pub(crate) const RMM_MESSAGE: &'static str = "RMM error text";
     /// The format of RMM's debug logs.
@@ -164,9 +165,9 @@ impl Source {
 
 impl Recording {
     /// The name of the detail with the size of the device.
-    pub(crate) const DEVICE_BYTES: &'static str = "bytes of the device";
+    pub(crate) const DEVICE_BYTES: &'static str = origin::DEVICE_BYTES;
     /// The name of the detail with the most bytes that the allocator may use.
-    pub(crate) const LIMIT_BYTES: &'static str = "limit in bytes";
+    pub(crate) const LIMIT_BYTES: &'static str = origin::LIMIT_BYTES;
     /// The name of the detail with the bytes of RMM's pool when a request failed.
     pub(crate) const POOL_BYTES: &'static str = "bytes of the pool";
     /// The name of the detail with all bytes of this process, also outside of the allocator.
