@@ -13,9 +13,10 @@ use crate::environment::{DEVICE_VARIABLE, Environment};
 use crate::own;
 use crate::sim::{self, Profile, SimConfig, SimDevice};
 
-/// The name of a device on a command line: `cuda:0`, `sim:h200`, `sim:a100`, `sim:8GiB`, `sim:FILE.toml`, or
-/// `own:0`. `sim:FILE.toml` names a file that contains a [profile](Profile) of a simulated device. `own:0`
-/// means a driver of the program itself, which the program has [registered](crate::register).
+/// The name of a device on a command line: `cuda:0`, `sim:h200`, `sim:h100`, `sim:a100`, `sim:8GiB`,
+/// `sim:FILE.toml`, or `own:0`. `sim:FILE.toml` names a file that contains a [profile](Profile) of a
+/// simulated device. `own:0` means a driver of the program itself, which the program has
+/// [registered](crate::register).
 ///
 /// `cuda` means `cuda:0`, and `sim` means `sim:h200`. Upper and lower case mean the same, except in a path.
 /// The text after `sim:` is a path if it ends in `.toml` or contains a `/`.
@@ -36,6 +37,8 @@ pub enum DeviceSpec {
     Cuda(u32),
     /// A simulated H200.
     SimH200,
+    /// A simulated H100.
+    SimH100,
     /// A simulated A100.
     SimA100,
     /// A simulated H200 with this many bytes of memory.
@@ -125,6 +128,7 @@ impl DeviceSpec {
         Ok(Some(match self {
             Self::Cuda(_) | Self::Own(_) => return Ok(None),
             Self::SimH200 => Profile::h200(),
+            Self::SimH100 => Profile::h100(),
             Self::SimA100 => Profile::a100(),
             Self::SimCapacity(bytes) => Profile::with_capacity(*bytes),
             Self::SimProfile(path) => Profile::from_file(path)?,
@@ -198,8 +202,8 @@ impl FromStr for DeviceSpec {
     fn from_str(text: &str) -> Result<Self> {
         let fail = |why: &str| {
             Error::invalid_argument(format!(
-                "`{text}` is not a device: {why}; write cuda:0, sim:h200, sim:a100, a size such as sim:8GiB, \
-                 sim:FILE.toml with a profile, or own:0 for the program's own driver"
+                "`{text}` is not a device: {why}; write cuda:0, sim:h200, sim:h100, sim:a100, a size such as \
+                 sim:8GiB, sim:FILE.toml with a profile, or own:0 for the program's own driver"
             ))
         };
         if let Some((kind, path)) = text.trim().split_once(':')
@@ -225,6 +229,7 @@ impl FromStr for DeviceSpec {
                 number.map(Self::Own).ok_or_else(|| fail("the number after `own:` is invalid"))
             }
             ("sim", None | Some("h200")) => Ok(Self::SimH200),
+            ("sim", Some("h100")) => Ok(Self::SimH100),
             ("sim", Some("a100")) => Ok(Self::SimA100),
             ("sim", Some(size)) => {
                 let bytes =
@@ -247,6 +252,7 @@ impl fmt::Display for DeviceSpec {
             Self::Cuda(ordinal) => write!(f, "cuda:{ordinal}"),
             Self::Own(number) => write!(f, "own:{number}"),
             Self::SimH200 => f.write_str("sim:h200"),
+            Self::SimH100 => f.write_str("sim:h100"),
             Self::SimA100 => f.write_str("sim:a100"),
             Self::SimCapacity(bytes) => write!(f, "sim:{}", ByteSize::Bytes(*bytes)),
             Self::SimProfile(path) => write!(f, "sim:{}", path.display()),
@@ -271,6 +277,7 @@ mod tests {
             ("own:3", DeviceSpec::Own(3), "own:3"),
             ("sim", DeviceSpec::SimH200, "sim:h200"),
             ("SIM:H200", DeviceSpec::SimH200, "sim:h200"),
+            ("sim:H100", DeviceSpec::SimH100, "sim:h100"),
             (" sim:a100 ", DeviceSpec::SimA100, "sim:a100"),
             ("sim:8GiB", DeviceSpec::SimCapacity(8 << 30), "sim:8GiB"),
             ("sim:0.5GB", DeviceSpec::SimCapacity(500_000_000), "sim:500MB"),
@@ -297,7 +304,7 @@ mod tests {
             ("cuda:4294967296", "number"),
             ("cuda:0:1", "number"),
             ("sim:", "name or size"),
-            ("sim:h100", "name or size"),
+            ("sim:b200", "name or size"),
             ("sim:-8GiB", "name or size"),
             ("sim:0", "at least"),
             ("sim:8", "at least"),

@@ -1,9 +1,10 @@
 """Runs programs without and with `millpond-replay run`, and compares results, times and bytes.
 
-    python run/gpu/measure.py FOLDER
+    python run/gpu/measure.py FOLDER [NAME]...
 
-FOLDER has `millpond-replay` and `libmillpond_run.so`. Needs a GPU that no other program uses, and for the
-programs PyTorch, JAX, CuPy and nvcc. A program that cannot run is reported and left out.
+FOLDER has `millpond-replay` and `libmillpond_run.so`, and in its folder `site` the Python package millpond.
+NAME is a name of `MEASUREMENTS`; without names, all are made. Needs GPUs that no other program uses, and for
+the programs PyTorch, JAX, CuPy and nvcc. A program that cannot run is reported and left out.
 """
 
 import csv
@@ -23,18 +24,23 @@ ROUNDS = 3
 
 
 class Memory:
-    """The used bytes of device 0, by NVIDIA's management library."""
+    """The used bytes of all devices, by NVIDIA's management library."""
 
     def __init__(self) -> None:
         self._nvml = ctypes.CDLL("libnvidia-ml.so.1")
-        self._device = ctypes.c_void_p()
+        count = ctypes.c_uint()
         assert self._nvml.nvmlInit_v2() == 0
-        assert self._nvml.nvmlDeviceGetHandleByIndex_v2(0, ctypes.byref(self._device)) == 0
+        assert self._nvml.nvmlDeviceGetCount_v2(ctypes.byref(count)) == 0
+        self._devices = [ctypes.c_void_p() for _ in range(count.value)]
+        for number, device in enumerate(self._devices):
+            assert self._nvml.nvmlDeviceGetHandleByIndex_v2(number, ctypes.byref(device)) == 0
 
     def used(self) -> int:
-        numbers = (ctypes.c_ulonglong * 3)()
-        assert self._nvml.nvmlDeviceGetMemoryInfo(self._device, numbers) == 0
-        return numbers[2]
+        numbers, used = (ctypes.c_ulonglong * 3)(), 0
+        for device in self._devices:
+            assert self._nvml.nvmlDeviceGetMemoryInfo(device, numbers) == 0
+            used += numbers[2]
+        return used
 
 
 def run(command: list[str], memory: Memory, **env: str) -> tuple[subprocess.CompletedProcess[str], int]:
@@ -59,20 +65,26 @@ def seconds(done: subprocess.CompletedProcess[str]) -> float:
 
 
 def recorded(file: Path) -> tuple[int, dict[str, int]]:
-    """Return the most live bytes of a recording, and the bytes of each tag at that moment."""
+    """Return the most live bytes of a recording, and the bytes of each tag at that moment.
+
+    The processes of a program write files of their own. Their rows are read in the order of time.
+    """
+    rows = []
+    for part in file.parent.glob(f"{file.stem}.*csv"):
+        with part.open() as lines:
+            rows += [{**row, "file": part.name} for row in csv.DictReader(lines) if row["UnixNs"]]
     live, total, most, at_most = {}, 0, 0, {}
     tags: dict[str, int] = {}
-    with file.open() as rows:
-        for row in csv.DictReader(rows):
-            size, tag = int(row["Size"]), row["Tag"]
-            if row["Action"] == "allocate":
-                live[row["Pointer"]] = (size, tag)
-                total, tags[tag] = total + size, tags.get(tag, 0) + size
-                if total > most:
-                    most, at_most = total, dict(tags)
-            elif row["Action"] == "free" and row["Pointer"] in live:
-                size, tag = live.pop(row["Pointer"])
-                total, tags[tag] = total - size, tags[tag] - size
+    for row in sorted(rows, key=lambda row: int(row["UnixNs"])):
+        size, tag, block = int(row["Size"]), row["Tag"], (row["file"], row["Pointer"])
+        if row["Action"] == "allocate":
+            live[block] = (size, tag)
+            total, tags[tag] = total + size, tags.get(tag, 0) + size
+            if total > most:
+                most, at_most = total, dict(tags)
+        elif row["Action"] == "free" and block in live:
+            size, tag = live.pop(block)
+            total, tags[tag] = total - size, tags[tag] - size
     return most, {tag: size for tag, size in at_most.items() if size}
 
 
@@ -97,7 +109,7 @@ def serve(name: str, command: list[str], memory: Memory, **env: str) -> None:
 
 
 def compare(name: str, command: list[str], memory: Memory, **env: str) -> None:
-    plain, under, took, rows = [], [], 0, Path(f"/dev/shm/{name}.csv")
+    plain, under, took, rows = [], [], 0, Path(f"/dev/shm/record_{name}.csv")
     first, first_took = run(command, memory, **env)
     if first.returncode:
         print(f"{name}: cannot run: {first.stderr[-400:]}", flush=True)
@@ -106,6 +118,8 @@ def compare(name: str, command: list[str], memory: Memory, **env: str) -> None:
     for _ in range(ROUNDS):
         done, _ = run(command, memory, **env)
         plain.append(seconds(done))
+        for old in rows.parent.glob(f"{rows.stem}.*csv"):
+            old.unlink()
         seen, took = run([*RUN, "--record", str(rows), "--", *command], memory, **env)
         if seen.returncode != 0:
             print(f"{name}: status {seen.returncode}: {seen.stderr[-800:]}", flush=True)
@@ -123,10 +137,15 @@ def compare(name: str, command: list[str], memory: Memory, **env: str) -> None:
     )
 
 
-def main() -> None:
-    memory, python = Memory(), sys.executable
-    flags = "--xla_gpu_deterministic_ops=true --xla_gpu_autotune_level=0"
-    lazy = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", "XLA_FLAGS": flags}
+PYTHON = sys.executable
+
+
+def script(name: str) -> list[str]:
+    return [PYTHON, str(HERE / name)]
+
+
+def plain(memory: Memory) -> None:
+    """Compare C++ programs with both forms of CUDA's runtime."""
     for kind in ("static", "shared"):
         program = f"/dev/shm/plain_{kind}"
         command = ["nvcc", "-O2", "-g", f"-cudart={kind}", "-o", program, str(HERE / "plain.cu")]
@@ -136,14 +155,49 @@ def main() -> None:
             continue
         compare(f"plain_{kind}", [program], memory)
         serve(f"plain_{kind}", [program], memory)
-    compare("torch", [python, str(HERE / "torch_train.py")], memory, CUBLAS_WORKSPACE_CONFIG=":4096:8")
-    compare("cupy", [python, str(HERE / "cupy_blas.py")], memory)
-    compare("jax", [python, str(HERE / "jax_train.py")], memory, **lazy)
+
+
+def torch(memory: Memory) -> None:
+    """Compare a training with PyTorch, which `--stack` serves through the Python package."""
+    fixed = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
+    compare("torch", script("torch_train.py"), memory, **fixed)
+    serve("torch", script("torch_train.py"), memory, PYTHONPATH=str(FOLDER / "site"), **fixed)
+
+
+def cupy(memory: Memory) -> None:
+    compare("cupy", script("cupy_blas.py"), memory)
+    serve("cupy", script("cupy_blas.py"), memory, PYTHONPATH=str(FOLDER / "site"))
+
+
+def jax(memory: Memory) -> None:
+    """Compare a training with JAX: its own allocator, CUDA's pool, and a stack of millpond."""
+    lazy = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
+    # Without them, the results differ from run to run. A version of XLA ends if it does not know a flag.
+    for flags in ("--xla_gpu_exclude_nondeterministic_ops=true", "--xla_gpu_deterministic_ops=true"):
+        command = [PYTHON, "-c", "import jax; print(jax.numpy.ones(1))"]
+        flags += " --xla_gpu_autotune_level=0"
+        done, _ = run(command, memory, XLA_FLAGS=flags, **lazy)
+        if done.returncode == 0:
+            print(f"jax: XLA_FLAGS={flags}")
+            lazy["XLA_FLAGS"] = flags
+            break
     is_async = {"XLA_PYTHON_CLIENT_ALLOCATOR": "cuda_async"}
-    compare("jax_async", [python, str(HERE / "jax_train.py")], memory, **lazy, **is_async)
-    serve("jax", [python, str(HERE / "jax_train.py")], memory, **lazy)
+    compare("jax", script("jax_train.py"), memory, **lazy)
+    compare("jax_async", script("jax_train.py"), memory, **lazy, **is_async)
+    serve("jax", script("jax_train.py"), memory, **lazy)
+
+
+def nccl(memory: Memory) -> None:
+    """Compare a training on all GPUs, whose processes exchange gradients with NCCL."""
+    fixed = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8", "NCCL_NVLS_ENABLE": "0"}
+    compare("nccl", script("nccl_train.py"), memory, **fixed)
+    serve("nccl", script("nccl_train.py"), memory, **fixed)
+
+
+def budget(memory: Memory) -> None:
+    """Limit programs that want more, and one that does not."""
     for program, gibibytes in (("torch_grow.py", 10), ("torch_train.py", 4)):
-        command = [*RUN, "--budget", f"{gibibytes}GiB", "--explain", "--", python, str(HERE / program)]
+        command = [*RUN, "--budget", f"{gibibytes}GiB", "--explain", "--", *script(program)]
         done, took = run(command, memory)
         limit = gibibytes << 10
         print(
@@ -154,4 +208,7 @@ def main() -> None:
         print(done.stderr[-300:], flush=True)
 
 
-main()
+MEASUREMENTS = {each.__name__: each for each in (plain, torch, cupy, jax, nccl, budget)}
+
+for measurement in sys.argv[2:] or MEASUREMENTS:
+    MEASUREMENTS[measurement](Memory())

@@ -60,6 +60,11 @@ impl SimConfig {
         Self::new(Profile::h200())
     }
 
+    /// Creates the configuration of a simulated H100 with 80 GB.
+    pub fn h100() -> Self {
+        Self::new(Profile::h100())
+    }
+
     /// Creates the configuration of a simulated A100 with 80 GB. The costs of an A100's driver calls were not
     /// measured.
     pub fn a100() -> Self {

@@ -1,6 +1,8 @@
 //! Tests profile files: an error names the line and the field, and the built-in profile equals its file.
 #![cfg(feature = "profiles")]
 
+use std::path::Path;
+
 use millpond_core::Driver;
 use millpond_core::driver::PhysicalProps;
 use millpond_driver::sim::{Costs, Curve, Profile, SimConfig, SimDevice, SizeCosts, UnmapCosts};
@@ -91,26 +93,26 @@ fn issue_9_a_wrong_file_is_an_error_that_says_where_and_what() {
     }
 }
 
-const TOML: &str = include_str!("../../profiles/h200.toml");
-const RUST: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/src/sim/profile/h200.rs");
-
-/// The library has the built-in profile as Rust, so no program needs to read TOML for it. With
-/// MILLPOND_WRITE=1, this test rewrites the Rust file.
+/// The library has the built-in profiles as Rust, so no program needs to read TOML for them. With
+/// MILLPOND_WRITE=1, this test rewrites the Rust files.
 #[test]
-fn issue_9_the_built_in_profile_is_that_of_the_file() {
-    let profile = Profile::from_toml(TOML, "driver/profiles/h200.toml").unwrap();
-    let rust = as_rust(&profile);
-    if std::env::var_os("MILLPOND_WRITE").is_some() {
-        std::fs::write(RUST, &rust).unwrap();
-        return;
+fn issue_9_the_built_in_profiles_are_those_of_the_files() {
+    for (name, built_in) in [("h100", Profile::h100()), ("h200", Profile::h200())] {
+        let crate_dir = Path::new(env!("CARGO_MANIFEST_DIR"));
+        let profile = Profile::from_file(&crate_dir.join(format!("profiles/{name}.toml"))).unwrap();
+        let rust = as_rust(name, &profile);
+        let rust_file = crate_dir.join(format!("src/sim/profile/{name}.rs"));
+        if std::env::var_os("MILLPOND_WRITE").is_some() {
+            std::fs::write(rust_file, &rust).unwrap();
+            continue;
+        }
+        let written = std::fs::read_to_string(rust_file).unwrap();
+        assert_eq!(written, rust, "run this test once with MILLPOND_WRITE=1");
+        assert_eq!(built_in, profile);
     }
-    assert_eq!(std::fs::read_to_string(RUST).unwrap(), rust, "run this test once with MILLPOND_WRITE=1");
-    assert_eq!(Profile::h200(), profile);
 }
 
-const HEAD: &str = "\
-//! The profile in `driver/profiles/h200.toml`, as Rust. The test `sim_profile` writes it (MILLPOND_WRITE=1).
-
+const USES: &str = "\
 use super::{Costs, EventRecordCosts, PlainCosts, Profile, SetAccessCosts, SizeCosts, UnmapCosts};
 use crate::CallKind;
 
@@ -118,7 +120,7 @@ type Points = &'static [(u64, u64)];
 
 ";
 
-fn as_rust(profile: &Profile) -> String {
+fn as_rust(file: &str, profile: &Profile) -> String {
     let costs = profile.costs();
     let mut consts = String::new();
     let (mut fields, mut calls) = (String::new(), String::new());
@@ -170,17 +172,21 @@ fn as_rust(profile: &Profile) -> String {
         calls += &format!("    (CallKind::{kind:?}, {ns}),\n");
     }
     consts += &format!("const CALLS: &[(CallKind, u64)] = &[\n{calls}];\n");
-    whole(profile, &consts, &fields)
+    whole(file, profile, &consts, &fields)
 }
 
-fn whole(profile: &Profile, consts: &str, fields: &str) -> String {
+fn whole(file: &str, profile: &Profile, consts: &str, fields: &str) -> String {
     let (name, capacity, (major, minor)) = (profile.name(), profile.capacity(), profile.compute_capability());
     let (count, measured_on) = (profile.multiprocessors(), profile.measured_on().unwrap_or_default());
     let is_whole = (fields.matches("Some(").count()) == 10;
     let rest = if is_whole { "" } else { "            ..Costs::default()\n" };
     let legacy = profile.costs().event_record.legacy_stream_extra_ns;
     format!(
-        "{HEAD}{consts}
+        "\
+//! The profile in `driver/profiles/{file}.toml`, as Rust. The test `sim_profile` writes it
+//! (MILLPOND_WRITE=1).
+
+{USES}{consts}
 pub(super) fn profile() -> Profile {{
     Profile::measured(
         {name:?},

@@ -66,9 +66,9 @@ pub(crate) struct Cli {
     #[arg(long = "stack", short = 's', value_name = "SPEC")]
     pub(crate) stacks: Vec<StackSpec>,
 
-    /// The device on which the logs are replayed: a GPU (cuda:N), a simulated GPU (sim:h200, sim:a100, or
-    /// sim:SIZE as in sim:8GiB), or sim:FILE.toml, a simulated GPU with a profile that `calibrate` wrote
-    /// [default: cuda:0 if there is a GPU, else sim:h200]
+    /// The device on which the logs are replayed: a GPU (cuda:N), a simulated GPU (sim:h200, sim:h100,
+    /// sim:a100, or sim:SIZE as in sim:8GiB), or sim:FILE.toml, a simulated GPU with a profile that
+    /// `calibrate` wrote [default: cuda:0 if there is a GPU, else sim:h200]
     #[arg(long, short = 'd', value_name = "DEVICE", value_parser = suggest::device)]
     pub(crate) device: Option<DeviceSpec>,
 

@@ -22,9 +22,9 @@ pub(crate) struct BenchArgs {
     #[arg(long = "stack", short = 's', value_name = "SPEC")]
     pub(crate) stacks: Vec<StackSpec>,
 
-    /// The device on which to measure: a GPU (cuda:N), a simulated GPU (sim:h200, sim:a100, sim:SIZE), or
-    /// sim:FILE.toml, a simulated GPU with a profile that `calibrate` wrote [default: cuda:0 if there is a
-    /// GPU, else sim:h200]
+    /// The device on which to measure: a GPU (cuda:N), a simulated GPU (sim:h200, sim:h100, sim:a100,
+    /// sim:SIZE), or sim:FILE.toml, a simulated GPU with a profile that `calibrate` wrote [default: cuda:0 if
+    /// there is a GPU, else sim:h200]
     ///
     /// A simulated device gets as much memory as a workload needs. On a GPU, a workload that does not fit is
     /// skipped.

@@ -29,9 +29,9 @@ pub(crate) struct BusyArgs {
     #[arg(long = "stack", short = 's', value_name = "SPEC")]
     pub(crate) stacks: Vec<Subject>,
 
-    /// The device on which to run: a GPU (cuda:N), a simulated GPU (sim:h200, sim:a100, sim:SIZE), or
-    /// sim:FILE.toml, a simulated GPU with a profile that `calibrate` wrote [default: cuda:0 if there is a
-    /// GPU, else sim:h200]
+    /// The device on which to run: a GPU (cuda:N), a simulated GPU (sim:h200, sim:h100, sim:a100,
+    /// sim:SIZE), or sim:FILE.toml, a simulated GPU with a profile that `calibrate` wrote [default: cuda:0 if
+    /// there is a GPU, else sim:h200]
     #[arg(long, short = 'd', value_name = "DEVICE", value_parser = suggest::device)]
     pub(crate) device: Option<DeviceSpec>,
 

@@ -16,7 +16,7 @@ const ALIKE_FILES: f64 = 0.9;
 const MOST_NEIGHBOURS: usize = 10_000;
 
 /// The devices that have a fixed name.
-const DEVICES: [&str; 3] = ["cuda:0", "sim:h200", "sim:a100"];
+const DEVICES: [&str; 4] = ["cuda:0", "sim:h200", "sim:h100", "sim:a100"];
 
 /// Returns the known name that is most similar, if its similarity suffices.
 fn nearest<'a>(name: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
@@ -142,6 +142,7 @@ mod tests {
             ("sim:0", "sim:h200"),
             ("h200", "sim:h200"),
             ("H200", "sim:h200"),
+            ("h100", "sim:h100"),
             ("a100", "sim:a100"),
             ("sim:h20", "sim:h200"),
             ("sim:80", "sim:80GiB"),
@@ -152,7 +153,7 @@ mod tests {
         ] {
             let error = device(wrong).unwrap_err();
             assert!(error.contains(&format!("did you mean `{right}`?")), "{wrong}: {error}");
-            assert!(error.contains("write cuda:0, sim:h200, sim:a100"), "{error}");
+            assert!(error.contains("write cuda:0, sim:h200, sim:h100"), "{error}");
         }
         for unknown in ["quantum", "/dev/nvidia0"] {
             assert!(!device(unknown).unwrap_err().contains("did you mean"));

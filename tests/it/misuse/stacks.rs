@@ -332,15 +332,15 @@ pub(crate) const REGISTRY: &[Program] = &[
         "a device that there is not",
         |_| error("gpu:0".parse::<DeviceSpec>()),
         "invalid argument: `gpu:0` is not a device: the kind before the colon must be `cuda`, `sim` or \
-         `own`; write cuda:0, sim:h200, sim:a100, a size such as sim:8GiB, sim:FILE.toml with a profile, or \
-         own:0 for the program's own driver",
+         `own`; write cuda:0, sim:h200, sim:h100, sim:a100, a size such as sim:8GiB, sim:FILE.toml with a \
+         profile, or own:0 for the program's own driver",
     ),
     program(
         "a simulated device of an unknown kind",
         |_| error("sim:h300".parse::<DeviceSpec>()),
         "invalid argument: `sim:h300` is not a device: no simulated device has that name or size; \
-         write cuda:0, sim:h200, sim:a100, a size such as sim:8GiB, sim:FILE.toml with a profile, or own:0 \
-         for the program's own driver",
+         write cuda:0, sim:h200, sim:h100, sim:a100, a size such as sim:8GiB, sim:FILE.toml with a profile, \
+         or own:0 for the program's own driver",
     ),
     program(
         "a profile that is not there",

@@ -2,7 +2,7 @@
 
 use std::sync::LazyLock;
 
-use super::{Profile, h200};
+use super::{Profile, h100, h200};
 
 const GIB: u64 = 1 << 30;
 
@@ -11,6 +11,13 @@ impl Profile {
     pub fn h200() -> Self {
         static H200: LazyLock<Profile> = LazyLock::new(h200::profile);
         H200.clone()
+    }
+
+    /// Returns the profile of an H100 with 80 GB. The file `driver/profiles/h100.toml` contains the same
+    /// profile.
+    pub fn h100() -> Self {
+        static H100: LazyLock<Profile> = LazyLock::new(h100::profile);
+        H100.clone()
     }
 
     /// Returns the profile of an A100 with 80 GB. The costs of an A100 were not measured, so the profile
@@ -34,22 +41,23 @@ mod tests {
     const MIB: u64 = 1 << 20;
 
     #[test]
-    fn the_built_in_profile_has_what_a_pool_calls() {
-        let h200 = Profile::h200();
-        for kind in CallKind::ALL {
-            let name = kind.name();
-            let needed = ["mem_alloc", "mem_free", "mem_create", "mem_map", "mem_unmap", "event_record"];
-            assert!(!needed.contains(&name) || h200.call_ns(kind).is_some(), "{name}");
+    fn the_built_in_profiles_have_what_a_pool_calls() {
+        for profile in [Profile::h100(), Profile::h200()] {
+            for kind in CallKind::ALL {
+                let name = kind.name();
+                let needed = ["mem_alloc", "mem_free", "mem_create", "mem_map", "mem_unmap", "event_record"];
+                assert!(!needed.contains(&name) || profile.call_ns(kind).is_some(), "{name}");
+            }
+            assert!(profile.mem_create_ns(2 * MIB) > 1000);
+            assert!(profile.mem_alloc_ns(256, 0) < profile.mem_alloc_ns(256, 2 * MIB));
+            assert!(profile.mem_free_ns(64 * MIB, 64 * MIB) < profile.mem_free_ns(4 * GIB, 4 * GIB));
+            assert_eq!((profile.multiprocessors(), profile.compute_capability()), (132, (9, 0)));
         }
-        assert!(h200.mem_create_ns(2 * MIB) > 1000);
-        assert!(h200.mem_alloc_ns(256, 0) < h200.mem_alloc_ns(256, 2 * MIB));
-        assert!(h200.mem_free_ns(64 * MIB, 64 * MIB) < h200.mem_free_ns(4 * GIB, 4 * GIB));
-        assert_eq!((h200.multiprocessors(), h200.compute_capability()), (132, (9, 0)));
     }
 
     #[test]
     fn a_profile_that_was_not_measured_says_so() {
-        assert!(Profile::h200().is_measured());
+        assert!(Profile::h200().is_measured() && Profile::h100().is_measured());
         assert!(!Profile::a100().is_measured());
         assert!(Profile::a100().name().contains("not measured"));
         assert_eq!(Profile::with_capacity(123).capacity(), 123);

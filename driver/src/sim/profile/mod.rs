@@ -8,6 +8,7 @@
 //! | `costs` | the costs, field by field as in a file |
 //! | `curve` | a cost that depends on the size |
 //! | `read`, `write` | profiles as TOML |
+//! | `h100` | the costs of an H100, as in `driver/profiles/h100.toml` |
 //! | `h200` | the costs of an H200, as in `driver/profiles/h200.toml` |
 
 mod built_in;
@@ -16,6 +17,7 @@ mod curve;
 mod device;
 mod file;
 #[rustfmt::skip]
+mod h100;
 mod h200;
 #[cfg(feature = "profiles")]
 mod read;
