@@ -23,7 +23,7 @@ def step(weights: list[jax.Array], x: jax.Array) -> list[jax.Array]:
 
 keys = jax.random.split(jax.random.PRNGKey(0), 9)
 weights = [jax.random.normal(key, (2048, 2048)) * 0.02 for key in keys[:8]]
-for number in range(60):
+for number in range(1000):
     if number == 10:
         jax.block_until_ready(weights)
         start = time.perf_counter()

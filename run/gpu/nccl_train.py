@@ -23,7 +23,7 @@ def train(rank: int, ranks: int) -> None:
     torch.manual_seed(rank)
     batches = [torch.randn(size, 4096, device=device) for size in (512, 768, 1024)]
     start = 0.0
-    for number in range(60):
+    for number in range(200):
         if number == 10:
             torch.cuda.synchronize()
             start = time.perf_counter()

@@ -2,10 +2,12 @@
 
 use std::collections::BTreeMap;
 use std::ffi::c_int;
+use std::sync::Arc;
 
 use rustc_hash::FxHashMap;
 
 use crate::serving::Lent;
+use crate::stacks::Stack;
 
 /// The first address of blocks that have none: physical memory, and the memory of the driver itself. No
 /// device has such addresses.
@@ -27,12 +29,14 @@ pub(crate) struct Block {
     pub(crate) is_of_program: bool,
     /// The block of a stack, if a stack serves it.
     pub(crate) lent: Option<Lent>,
+    /// The call stack of the request, if the process is watched.
+    pub(crate) stack: Option<Arc<Stack>>,
 }
 
 impl Block {
     /// Returns a block of the driver that has no context and that the program did not ask for.
     pub(crate) const fn new(address: u64, bytes: u64, device: c_int) -> Self {
-        Self { address, bytes, device, context: 0, is_of_program: false, lent: None }
+        Self { address, bytes, device, context: 0, is_of_program: false, lent: None, stack: None }
     }
 }
 
@@ -136,6 +140,13 @@ impl Blocks {
         let physical = self.physical.get(&number)?;
         let is_over = physical.handles == 0 && physical.mappings == 0;
         is_over.then(|| self.physical.remove(&number)).flatten().map(|physical| physical.block)
+    }
+
+    /// Returns the program's blocks on a device.
+    pub(crate) fn of_program(&self, device: c_int) -> impl Iterator<Item = &Block> {
+        let physical = self.physical.values().map(|physical| &physical.block);
+        let all = self.blocks.values().chain(physical);
+        all.filter(move |block| block.is_of_program && block.device == device)
     }
 
     /// Removes and returns the blocks that a context takes with it.

@@ -2,8 +2,10 @@
 
 use std::ffi::{c_int, c_void};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Once, OnceLock};
+use std::sync::{Arc, LazyLock, Once, OnceLock};
+use std::time::{Duration, Instant};
 
+use millpond_core::ResourceStatistics;
 use parking_lot::Mutex;
 use rustc_hash::FxHashMap;
 
@@ -16,6 +18,7 @@ use crate::record::{Call, NOTICED, Record};
 use crate::serving;
 use crate::settings::Settings;
 use crate::stacks::{self, Stack};
+use crate::watched;
 
 /// `CU_STREAM_PER_THREAD`.
 const PER_THREAD: usize = 2;
@@ -30,6 +33,8 @@ struct State {
     record: Option<Record>,
     /// The primary context of each device that the process has retained.
     primary: FxHashMap<c_int, u64>,
+    /// The program's memory on each device, if the process is watched.
+    watched: Option<FxHashMap<c_int, ResourceStatistics>>,
 }
 
 /// The state of this process; `None` if there is nothing to do.
@@ -42,6 +47,7 @@ fn state() -> Option<&'static Mutex<State>> {
             blocks: Blocks::default(),
             budget: Budget::new(settings.budget),
             primary: FxHashMap::default(),
+            watched: (settings.is_watched && settings.stack.is_none()).then(FxHashMap::default),
             record: settings.record.as_deref().and_then(|path| Record::create(path, settings.budget)),
         };
         if let Some(stack) = &settings.stack {
@@ -64,8 +70,8 @@ pub(crate) fn per_thread(stream: *mut c_void) -> *mut c_void {
 }
 
 impl State {
-    /// Writes a row for a block of the program, if the process is recorded. Then looks for bytes that the
-    /// driver itself has taken.
+    /// Counts a block of the program, and writes its row if the process is recorded. Then looks for bytes
+    /// that the driver itself has taken.
     fn note(
         &mut self,
         call: Call,
@@ -74,7 +80,18 @@ impl State {
         stack: &Stack,
         info: Option<(u64, device::Info)>,
     ) {
-        let Some(record) = self.record.as_mut().filter(|_| block.is_of_program) else { return };
+        if !block.is_of_program {
+            return;
+        }
+        if let Some(watched) = &mut self.watched {
+            let statistics = watched.entry(block.device).or_default();
+            match call {
+                Call::Allocate => watched::add(statistics, block.bytes),
+                Call::Free => watched::remove(statistics, block.bytes),
+                Call::Failure => {}
+            }
+        }
+        let Some(record) = &mut self.record else { return };
         record.row(call, block, stream, stack);
         if let Some((_, info)) = info.filter(|(begun, _)| is_quiet(*begun)) {
             record.look(&mut self.blocks, block.device, info, NOTICED);
@@ -106,6 +123,16 @@ impl State {
     }
 }
 
+/// The call stack and the bytes of each of the program's blocks.
+type Held = Vec<(Option<Arc<Stack>>, u64)>;
+
+/// Returns the program's memory on a device, and its blocks, if the process is watched.
+pub(crate) fn watched(device: c_int) -> Option<(ResourceStatistics, Held)> {
+    let state = STATE.get()?.as_ref()?.lock();
+    let statistics = state.watched.as_ref()?.get(&device).copied().unwrap_or_default();
+    Some((statistics, state.blocks.of_program(device).map(watched::held).collect()))
+}
+
 /// The calls that change the free memory of a device: how many are under way, and how many began so far.
 static UNDER_WAY: AtomicU64 = AtomicU64::new(0);
 static BEGUN: AtomicU64 = AtomicU64::new(0);
@@ -125,6 +152,20 @@ impl Drop for Busy {
     fn drop(&mut self) {
         UNDER_WAY.fetch_sub(1, Ordering::SeqCst);
     }
+}
+
+/// At most one allocation in this time asks the device for its free memory, which takes 5 µs on an H100.
+const BETWEEN_LOOKS: Duration = Duration::from_millis(1);
+
+/// Returns whether a look at the device's free memory is due.
+fn is_look_due() -> bool {
+    static START: LazyLock<Instant> = LazyLock::new(Instant::now);
+    /// The time of the next look, in nanoseconds since the start.
+    static NEXT: AtomicU64 = AtomicU64::new(0);
+    let now = START.elapsed();
+    let next = (now + BETWEEN_LOOKS).as_nanos() as u64;
+    let is_due = |at| (at <= now.as_nanos() as u64).then_some(next);
+    NEXT.fetch_update(Ordering::Relaxed, Ordering::Relaxed, is_due).is_ok()
 }
 
 /// Returns the free memory of the current device, after the number of calls that had begun before.
@@ -231,11 +272,15 @@ fn request(
     // Without a context, the driver refuses the call.
     let Some(current) = device::current() else { return real() };
     let wanted = Block { is_of_program: inside.is_of_program(), ..wanted(current) };
-    let (is_primary, is_recorded) = {
+    let (is_primary, is_recorded, is_watched) = {
         let state = state.lock();
         let is_primary = state.primary.get(&wanted.device) == Some(&current.0);
-        (is_primary, wanted.is_of_program && state.record.is_some())
+        let is_watched = wanted.is_of_program && state.watched.is_some();
+        (is_primary, wanted.is_of_program && state.record.is_some(), is_watched)
     };
+    if is_watched && is_primary {
+        watched::show(wanted.device);
+    }
     let served = match order {
         // The stacks' memory belongs to the primary contexts.
         Order::Stack(stream) if wanted.is_of_program && is_primary => {
@@ -258,11 +303,15 @@ fn request(
         None if is_allowed => real(),
         None => OUT_OF_MEMORY,
     };
-    let (stack, info) = if is_recorded { (stacks::capture(), quiet_info()) } else { Default::default() };
+    let stack = if is_recorded || is_watched { Arc::new(stacks::capture()) } else { Arc::default() };
+    // A failure is recorded with the bytes that were free.
+    let is_asked = is_recorded && (code != 0 || is_look_due());
+    let info = if is_asked { quiet_info() } else { None };
     let mut state = state.lock();
     if code == 0 {
         // SAFETY: after success, the address is written.
-        let block = Block { address: unsafe { ptr.read() }, lent, ..wanted };
+        let address = unsafe { ptr.read() };
+        let block = Block { address, lent, stack: is_watched.then(|| Arc::clone(&stack)), ..wanted };
         let block = found(&mut state, block);
         state.note(Call::Allocate, &block, stream, &stack, info);
         // The address of physical memory is a number of ours, which is in the blocks already.
@@ -476,10 +525,19 @@ pub(crate) fn create_context(device: c_int, real: impl FnOnce() -> Code) -> Code
     code
 }
 
-/// Writes the last size of the driver's own memory: it grows when kernels first run.
+/// Writes the last size of the driver's own memory: it grows when kernels first run. The thread that ends the
+/// process may have no context, so this function looks in each device's primary context.
 extern "C" fn look_at_exit() {
     let Some((state, _inside)) = enter() else { return };
-    if let (Some((_, device)), Some(info)) = (device::current(), device::info()) {
+    let contexts: Vec<(c_int, u64)> = {
+        let state = state.lock();
+        if state.record.is_none() {
+            return;
+        }
+        state.primary.iter().map(|(device, context)| (*device, *context)).collect()
+    };
+    for (device, context) in contexts.into_iter().filter(|(device, _)| device::has_primary_context(*device)) {
+        let Some(info) = device::info_in(context) else { continue };
         let State { blocks, record, .. } = &mut *state.lock();
         if let Some(record) = record {
             record.look(blocks, device, info, 1);

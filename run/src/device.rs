@@ -37,6 +37,8 @@ macro_rules! driver {
 driver! {
     ctx_get_current(context: *mut u64) = c"cuCtxGetCurrent";
     ctx_get_device(device: *mut c_int) = c"cuCtxGetDevice";
+    ctx_push_current(context: u64) = c"cuCtxPushCurrent_v2";
+    ctx_pop_current(context: *mut u64) = c"cuCtxPopCurrent_v2";
     mem_get_info(free: *mut u64, total: *mut u64) = c"cuMemGetInfo_v2";
     stream_is_capturing(stream: *mut c_void, status: *mut c_int) = c"cuStreamIsCapturing";
     device_get_uuid(uuid: *mut [u8; 16], device: c_int) = c"cuDeviceGetUuid";
@@ -57,6 +59,14 @@ pub(crate) fn info() -> Option<Info> {
     let (mut free, mut total) = (0, 0);
     mem_get_info(&raw mut free, &raw mut total)?;
     Some(Info { free, total })
+}
+
+/// Returns the memory of a context's device.
+pub(crate) fn info_in(context: u64) -> Option<Info> {
+    ctx_push_current(context)?;
+    let (info, mut popped) = (info(), 0);
+    ctx_pop_current(&raw mut popped)?;
+    info
 }
 
 /// Returns whether a stream captures a graph. Its allocations take no memory of their own.

@@ -15,6 +15,7 @@
 //! | `record` | the file of the recording |
 //! | `stacks` | call stacks of native code and of Python |
 //! | `serving` | stacks of millpond that serve the program |
+//! | `watched` | the process for `millpond-replay top` |
 //! | `device` | questions to the driver: the current device, its free memory |
 //!
 //! # Rules
@@ -37,3 +38,4 @@ mod record;
 mod serving;
 mod settings;
 mod stacks;
+mod watched;

@@ -13,6 +13,8 @@ pub(crate) struct Settings {
     pub(crate) budget: Option<u64>,
     /// The text of the stack that serves the process's allocations.
     pub(crate) stack: Option<String>,
+    /// Whether `millpond-replay top` may watch the process.
+    pub(crate) is_watched: bool,
 }
 
 impl Settings {
@@ -23,11 +25,12 @@ impl Settings {
             record: set("MILLPOND_RUN_RECORD").map(PathBuf::from),
             budget: set("MILLPOND_RUN_BUDGET").and_then(|value| value.to_str()?.parse().ok()),
             stack: set("MILLPOND_RUN_STACK").and_then(|value| value.into_string().ok()),
+            is_watched: set("MILLPOND_RUN_TOP").is_some(),
         }
     }
 
     /// Returns whether there is anything to do.
     pub(crate) fn is_idle(&self) -> bool {
-        self.record.is_none() && self.budget.is_none() && self.stack.is_none()
+        self.record.is_none() && self.budget.is_none() && self.stack.is_none() && !self.is_watched
     }
 }

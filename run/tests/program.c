@@ -222,6 +222,18 @@ static void waits(void)
     for (;;) pause();
 }
 
+/// Holds seven blocks, tells its number, and waits.
+static void holds(void)
+{
+    for (int i = 0; i < 8; i++) {
+        Ptr block = allocate(MIB);
+        if (i == 0) must(cuMemFree_v2(block), "free");
+    }
+    printf("holds %d\n", (int)getpid());
+    fflush(stdout);
+    for (;;) pause();
+}
+
 /// Runs itself in a child process that uses CUDA, too.
 static void child(char* program, char* way)
 {
@@ -252,6 +264,7 @@ int main(int count, char** arguments)
     if (strcmp(what, "reset") == 0) reset();
     if (strcmp(what, "killed") == 0) killed();
     if (strcmp(what, "waits") == 0) waits();
+    if (strcmp(what, "holds") == 0) holds();
     if (strcmp(what, "closes") == 0) closes();
     if (strcmp(what, "loops") == 0) loops();
     if (strcmp(what, "pairs") == 0) pairs();

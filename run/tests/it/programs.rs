@@ -188,6 +188,31 @@ fn the_launcher_says_why_a_program_cannot_run() {
     assert!(code == Some(9) && error.contains("no call of the CUDA driver"), "{code:?} {error}");
 }
 
+/// With a stack, `top` shows its layers; without one, the blocks that the program has from the driver.
+#[test]
+fn top_shows_a_program() {
+    use std::io::{BufRead, BufReader};
+    use std::process::Stdio;
+    let bench = Bench::new();
+    let program = bench.compile(false);
+    for (options, layer, named) in
+        [(&["--top"][..], "driver", Some("hold")), (&["--top", "--stack", "cuda+pool"], "pool", None)]
+    {
+        let mut command = bench.run(options, &program);
+        command.env("MILLPOND_WATCH", bench.folder.path()).args(["dlsym", "holds"]);
+        let mut launched = command.stdout(Stdio::piped()).spawn().unwrap();
+        let mut line = String::new();
+        BufReader::new(launched.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        let process = line.trim().strip_prefix("holds ").expect("the number of the process");
+        let folder = bench.folder.path().to_str().unwrap();
+        let shown = bench.replay(&["top", process, "--once", "--folder", folder]);
+        Command::new("kill").args(["-KILL", process]).status().unwrap();
+        launched.wait().unwrap();
+        assert!(shown.contains(layer) && shown.contains("7MiB"), "{shown}");
+        assert!(named.is_none_or(|name| shown.contains(name)), "{shown}");
+    }
+}
+
 #[test]
 fn a_signal_reaches_the_program() {
     use std::io::{BufRead, BufReader};

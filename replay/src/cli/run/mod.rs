@@ -10,7 +10,7 @@ use std::thread;
 
 use clap::Args;
 use millpond_core::stack::StackSpec;
-use millpond_core::{Error, Result, environment, parse_bytes};
+use millpond_core::{Error, Result, environment, parse_bytes, watch};
 use millpond_snapshot::explain;
 use millpond_snapshot::import::{self, Options};
 use millpond_snapshot::recording::EventKind;
@@ -44,6 +44,10 @@ pub(crate) struct RunArgs {
     /// If the program runs out of memory, print an explanation when it ends, as `explain` does
     #[arg(long)]
     explain: bool,
+
+    /// Let `millpond-replay top` watch the program, in another terminal: its memory by library and line
+    #[arg(long)]
+    top: bool,
 
     /// The program and its arguments; a file that ends in .py and is not executable runs with Python
     #[arg(value_name = "PROGRAM", required = true, trailing_var_arg = true, allow_hyphen_values = true)]
@@ -153,6 +157,12 @@ fn prepare(command: &mut Command, args: &RunArgs, record: Option<&Path>, folder:
         // JAX then allocates each buffer with its stream.
         if environment::variable(XLA_ALLOCATOR).is_none() {
             command.env(XLA_ALLOCATOR, "cuda_async");
+        }
+    }
+    if args.top {
+        command.env("MILLPOND_RUN_TOP", "1");
+        if environment::variable(watch::VARIABLE).is_none() {
+            command.env(watch::VARIABLE, "1");
         }
     }
     let written = fs::write(folder.join("sitecustomize.py"), AT_PYTHONS_START);
