@@ -2,8 +2,7 @@
 
 use std::ffi::{c_int, c_void};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, LazyLock, Once, OnceLock};
-use std::time::{Duration, Instant};
+use std::sync::{Arc, Once, OnceLock};
 
 use millpond_core::ResourceStatistics;
 use parking_lot::Mutex;
@@ -154,20 +153,6 @@ impl Drop for Busy {
     }
 }
 
-/// At most one allocation in this time asks the device for its free memory, which takes 5 µs on an H100.
-const BETWEEN_LOOKS: Duration = Duration::from_millis(1);
-
-/// Returns whether a look at the device's free memory is due.
-fn is_look_due() -> bool {
-    static START: LazyLock<Instant> = LazyLock::new(Instant::now);
-    /// The time of the next look, in nanoseconds since the start.
-    static NEXT: AtomicU64 = AtomicU64::new(0);
-    let now = START.elapsed();
-    let next = (now + BETWEEN_LOOKS).as_nanos() as u64;
-    let is_due = |at| (at <= now.as_nanos() as u64).then_some(next);
-    NEXT.fetch_update(Ordering::Relaxed, Ordering::Relaxed, is_due).is_ok()
-}
-
 /// Returns the free memory of the current device, after the number of calls that had begun before.
 fn quiet_info() -> Option<(u64, device::Info)> {
     let begun = BEGUN.load(Ordering::SeqCst);
@@ -304,9 +289,7 @@ fn request(
         None => OUT_OF_MEMORY,
     };
     let stack = if is_recorded || is_watched { Arc::new(stacks::capture()) } else { Arc::default() };
-    // A failure is recorded with the bytes that were free.
-    let is_asked = is_recorded && (code != 0 || is_look_due());
-    let info = if is_asked { quiet_info() } else { None };
+    let info = if is_recorded { quiet_info() } else { None };
     let mut state = state.lock();
     if code == 0 {
         // SAFETY: after success, the address is written.
@@ -331,18 +314,27 @@ fn request(
 
 /// Frees a block, with the order of a stream or for good. Its row is written before the call, because another
 /// thread may get the address after it.
+///
+/// Before a plain free, this function looks for bytes that the driver itself has taken: a program may take all
+/// its memory at its start, and its code may be loaded later.
 pub(crate) fn free(ptr: u64, stream: Option<*mut c_void>, real: impl FnOnce() -> Code) -> Code {
     let Some((state, inside)) = enter() else { return real() };
     // A call stack is slow, and no command shows who freed a block.
     let stack = Stack::default();
     let number = stream.map_or(0, |stream| stream.addr() as u64);
+    let _busy = Busy::enter();
+    let is_looked = inside.is_of_program() && stream.is_none() && state.lock().record.is_some();
+    let seen = if is_looked { quiet_info().zip(device::current()) } else { None };
     let removed = {
         let mut state = state.lock();
+        if let Some(((_, info), (_, device))) = seen.filter(|((begun, _), _)| is_quiet(*begun)) {
+            let State { blocks, record, .. } = &mut *state;
+            record.iter_mut().for_each(|record| record.look(blocks, device, info, NOTICED));
+        }
         let block = state.blocks.remove(inside.is_of_program(), ptr);
         block.inspect(|block| state.note(Call::Free, block, number, &stack, None))
     };
     let Some(block) = removed else { return real() };
-    let _busy = Busy::enter();
     let code = match &block.lent {
         Some(lent) => serving::free(ptr, lent, stream),
         None => real(),
