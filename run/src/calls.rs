@@ -122,14 +122,12 @@ impl State {
     }
 }
 
-/// The call stack and the bytes of each of the program's blocks.
-type Held = Vec<(Option<Arc<Stack>>, u64)>;
-
 /// Returns the program's memory on a device, and its blocks, if the process is watched.
-pub(crate) fn watched(device: c_int) -> Option<(ResourceStatistics, Held)> {
+fn watched(device: c_int) -> Option<watched::Memory> {
     let state = STATE.get()?.as_ref()?.lock();
     let statistics = state.watched.as_ref()?.get(&device).copied().unwrap_or_default();
-    Some((statistics, state.blocks.of_program(device).map(watched::held).collect()))
+    let held = |block: &Block| (block.stack.clone(), block.bytes);
+    Some((statistics, state.blocks.of_program(device).map(held).collect()))
 }
 
 /// The calls that change the free memory of a device: how many are under way, and how many began so far.
@@ -264,7 +262,7 @@ fn request(
         (is_primary, wanted.is_of_program && state.record.is_some(), is_watched)
     };
     if is_watched && is_primary {
-        watched::show(wanted.device);
+        watched::show(wanted.device, watched);
     }
     let served = match order {
         // The stacks' memory belongs to the primary contexts.
@@ -315,8 +313,8 @@ fn request(
 /// Frees a block, with the order of a stream or for good. Its row is written before the call, because another
 /// thread may get the address after it.
 ///
-/// Before a plain free, this function looks for bytes that the driver itself has taken: a program may take all
-/// its memory at its start, and its code may be loaded later.
+/// Before a plain free, this function looks for bytes that the driver itself has taken: a program may take
+/// all its memory at its start, and its code may be loaded later.
 pub(crate) fn free(ptr: u64, stream: Option<*mut c_void>, real: impl FnOnce() -> Code) -> Code {
     let Some((state, inside)) = enter() else { return real() };
     // A call stack is slow, and no command shows who freed a block.
@@ -495,17 +493,21 @@ fn lower(place: *mut usize, most: Option<u64>) {
 }
 
 /// Creates a context, which takes memory that no other call shows.
-pub(crate) fn create_context(device: c_int, real: impl FnOnce() -> Code) -> Code {
+pub(crate) fn create_context(context: *mut *mut c_void, device: c_int, real: impl FnOnce() -> Code) -> Code {
     let Some((state, _inside)) = enter() else { return real() };
     let before = device::taken_without_context(device);
     let code = real();
     let after = device::taken_without_context(device);
     if let (0, Some(before), Some(after)) = (code, before, after) {
         let bytes = after.saturating_sub(before);
+        // The first look tells the bytes of other processes, so it must come before code is loaded.
+        // SAFETY: after success, the driver has written the context.
+        let info = device::info_in(unsafe { *context }.addr() as u64);
         let State { blocks, budget, record, .. } = &mut *state.lock();
         budget.add(device, bytes);
         if let Some(record) = record {
             record.context(blocks, device, bytes);
+            info.into_iter().for_each(|info| record.look(blocks, device, info, NOTICED));
         }
     }
     if code == 0 {
@@ -539,7 +541,8 @@ extern "C" fn look_at_exit() {
 
 /// Retains a device's primary context. The first use creates it.
 pub(crate) fn retain_primary(context: *mut *mut c_void, device: c_int, real: impl FnOnce() -> Code) -> Code {
-    let code = if device::has_primary_context(device) { real() } else { create_context(device, real) };
+    let code =
+        if device::has_primary_context(device) { real() } else { create_context(context, device, real) };
     if let (0, Some((state, _inside))) = (code, enter()) {
         // SAFETY: after success, the driver has written the context.
         state.lock().primary.insert(device, unsafe { *context }.addr() as u64);

@@ -176,13 +176,13 @@ entries! {
     "cuDevicePrimaryCtxRetain" 7000 fn cuDevicePrimaryCtxRetain(context: *mut Handle, device: c_int)
     |real| calls::retain_primary(context, device, real);
     "cuCtxCreate" 3020 fn cuCtxCreate_v2(context: *mut Handle, flags: c_uint, device: c_int)
-    |real| calls::create_context(device, real);
+    |real| calls::create_context(context, device, real);
     "cuCtxCreate" 11040
     fn cuCtxCreate_v3(context: *mut Handle, params: *mut c_void, n: c_int, flags: c_uint, device: c_int)
-    |real| calls::create_context(device, real);
+    |real| calls::create_context(context, device, real);
     "cuCtxCreate" 12050
     fn cuCtxCreate_v4(context: *mut Handle, params: *mut c_void, flags: c_uint, device: c_int)
-    |real| calls::create_context(device, real);
+    |real| calls::create_context(context, device, real);
     "cuDevicePrimaryCtxReset" 11000 fn cuDevicePrimaryCtxReset_v2(device: c_int)
     |real| calls::reset(device, real);
     "cuDevicePrimaryCtxRelease" 11000 fn cuDevicePrimaryCtxRelease_v2(device: c_int)

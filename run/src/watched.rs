@@ -15,22 +15,25 @@ use millpond_driver::cuda::CudaDriver;
 use parking_lot::Mutex;
 use rustc_hash::FxHashMap;
 
-use crate::blocks::Block;
-use crate::calls;
 use crate::process::{Serving, say};
 use crate::stacks::Stack;
+
+/// The statistics of a device, and the call stack and the bytes of each of the program's blocks there.
+pub(crate) type Memory = (ResourceStatistics, Vec<(Option<Arc<Stack>>, u64)>);
 
 /// The memory that the program has from the driver of one device.
 struct Watched {
     driver: DriverHandle,
     number: c_int,
+    /// Returns the memory of a device now.
+    ask: fn(c_int) -> Option<Memory>,
 }
 
 /// The resources that are shown; `None` for a device whose driver cannot be asked.
 static SHOWN: Mutex<Option<FxHashMap<c_int, Option<AnyResource>>>> = Mutex::new(None);
 
-/// Shows a device from now on.
-pub(crate) fn show(device: c_int) {
+/// Shows a device from now on. `ask` returns its memory at any time.
+pub(crate) fn show(device: c_int, ask: fn(c_int) -> Option<Memory>) {
     if SHOWN.lock().as_ref().is_some_and(|shown| shown.contains_key(&device)) {
         return;
     }
@@ -43,7 +46,7 @@ pub(crate) fn show(device: c_int) {
         }
         Err(_) => None,
     };
-    let resource = opened.map(|driver| Watched { driver, number: device }.into_any());
+    let resource = opened.map(|driver| Watched { driver, number: device, ask }.into_any());
     // Another thread may have been faster.
     let shown = SHOWN.lock().get_or_insert_default().entry(device).or_insert(resource).clone();
     if let Some(resource) = shown {
@@ -109,7 +112,7 @@ fn text(stack: &Stack) -> String {
 
 impl ReportsMemory for Watched {
     fn layer_memory(&self) -> LayerMemory {
-        let (statistics, blocks) = calls::watched(self.number).unwrap_or_default();
+        let (statistics, blocks) = (self.ask)(self.number).unwrap_or_default();
         let mut memory = LayerMemory::default();
         memory.statistics = Some(statistics);
         memory.holders = holders(blocks);
@@ -150,15 +153,10 @@ unsafe impl DeviceMemoryResource for Watched {
     }
 
     fn statistics(&self) -> Option<ResourceStatistics> {
-        calls::watched(self.number).map(|(statistics, _)| statistics)
+        (self.ask)(self.number).map(|(statistics, _)| statistics)
     }
 
     fn provide(&self, traits: &mut Traits) {
         traits.add::<Self, dyn ReportsMemory>(|it| it);
     }
-}
-
-/// Returns what a block's holder is told by, and its bytes.
-pub(crate) fn held(block: &Block) -> (Option<Arc<Stack>>, u64) {
-    (block.stack.clone(), block.bytes)
 }
