@@ -19,9 +19,10 @@ peak taken: the most memory held from the driver at one time; taken / live: peak
 ns/op: time per operation, in the stack and the driver; --details explains the figures
 a stack calls the driver too often if it makes at least one driver call for two operations";
 
-/// The line below the legend if requests had failed when the log was written.
-const WITH_FAILED: &str =
-    "peak taken and peak live include the requests that failed when the log was written";
+/// The lines below the legend if requests had failed when the log was written.
+const WITH_FAILED: &str = "\
+peak taken and peak live include the requests that failed when the log was written
+in such a log memory counts more than calls, so only `cuda` can call the driver too often";
 
 const PEAK: [Column; 2] = [
     ("peak taken", Bytes(StackFigures::peak)),
