@@ -71,12 +71,15 @@ compile cub-planted cub_caching.cpp -I"$out/planted" -I"$cub"
 # The wheel has half a gigabyte; three megabytes are kept. The allocator finds CUDA's runtime in this folder.
 wheel torch==2.15.0 torch torch/lib/libc10 torch/include/c10/ torch/include/torch/headeronly/
 torch=$out/torch/torch
-compile c10_cuda c10_cuda.cpp -std=c++20 -I"$torch/include" -Wl,--disable-new-dtags,-rpath,"$out:$torch/lib" \
-    -L"$torch/lib" -Wl,--no-as-needed -lc10_cuda -lc10
+for planted in 0 1; do
+    compile "c10_cuda$([[ $planted == 0 ]] || echo -planted)" c10_cuda.cpp -std=c++20 "-DPLANTED=$planted" \
+        -I"$torch/include" -Wl,--disable-new-dtags,-rpath,"$out:$torch/lib" -L"$torch/lib" \
+        -Wl,--no-as-needed -lc10_cuda -lc10
+done
 
 cargo build --quiet --locked -p millpond-shim -p millpond-capi
 # Allocators that are linked with CUDA's libraries find the simulated device under these names.
-for name in libcudart.so.12 libcudart.so.13 libcuda.so.1; do
+for name in libcudart.so.12 libcudart.so.13 libcuda.so.1 libnvidia-ml.so.1; do
     ln -sf "$target/debug/libmillpond_shim.so" "$out/$name"
 done
 ln -sf "$target/debug/libmillpond_c.so" "$out/libmillpond.so.0"
@@ -110,11 +113,25 @@ expect 1 cub --keep-streams
 expect 1 cub --keep-streams --one-thread --operations 10_000 --races 100
 expect 0 cub --keep-streams --one-thread --operations "$operations" --races 0
 # docs/lab/judge.md has the limits of PyTorch's allocator. A process has one, so the programs take turns.
-expect 1 c10_cuda --workers 1
+expect 1 c10_cuda --workers 1 --one-thread
 expect 1 c10_cuda --workers 1 --keep-streams
 expect 0 c10_cuda --workers 1 --keep-streams --one-thread --operations "$operations"
+expect 1 c10_cuda-planted --workers 1 --keep-streams --one-thread
+# Expandable segments take 20 MiB at once, and wait for their streams.
+export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True
+expandable=(c10_cuda --workers 1 --scale 8 --keep-streams --one-thread)
+expect 1 "${expandable[@]}"
+expect 0 "${expandable[@]}" --no-captures --operations "$operations"
+expect 1 "${expandable[@]}" --no-captures --plant synchronisations
+unset PYTORCH_CUDA_ALLOC_CONF
 # The C library has one driver for all programs, too.
 expect 0 millpond-pages-on --workers 1 --operations "$operations"
 expect 0 millpond-pages-off --workers 1 --operations "$operations"
+# A device that is wrong under an allocator must be found, too.
+expect 1 rmm-26.10.0 --plant waits
+expect 1 cub --keep-streams --one-thread --races 0 --plant queries
 expect 1 cub-planted --keep-streams --one-thread --races 0
+for plant in waits queries; do
+    expect 1 millpond-pages-on --workers 1 --plant "$plant"
+done
 exit "$wrong"

@@ -24,6 +24,10 @@ enum {
     JUDGE_SURVIVES_FAULTS = 4,
     /* It works while streams capture graphs. */
     JUDGE_WORKS_IN_CAPTURES = 8,
+    /* It waits for the streams of its blocks when it is destroyed. */
+    JUDGE_ENDS_BEFORE_STREAMS = 16,
+    /* It serves captures only from scopes. */
+    JUDGE_CAPTURES_IN_SCOPES = 32,
 };
 
 /* judge_create and judge_allocate return a code of CUDA's runtime: 0 for success, 2 if memory is short. */
@@ -32,6 +36,15 @@ int judge_create(void **allocator);
 int judge_allocate(void *allocator, void **ptr, size_t bytes, judge_stream stream);
 void judge_deallocate(void *allocator, void *ptr, size_t bytes, judge_stream stream);
 void judge_destroy(void *allocator);
+
+/* An allocator may keep memory for captured graphs in scopes: all of these functions, or none. A scope serves
+ * the streams for which it is open, and the streams in their captures. Its memory belongs to its graphs until
+ * judge_scope_free. judge_capture tells that a capture begins (1), or that it has ended (0). */
+int judge_scope_new(void *allocator, void **scope);
+int judge_scope_open(void *scope, judge_stream stream);
+void judge_scope_close(void *scope, judge_stream stream);
+void judge_scope_free(void *scope);
+void judge_capture(void *allocator, int begins);
 
 #ifdef __cplusplus
 }

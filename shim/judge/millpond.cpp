@@ -22,8 +22,7 @@ millpond_resource* resource(void* allocator) { return static_cast<millpond_resou
 
 }  // namespace
 
-// It also works in captures, but on a GPU only: it sees there how the driver waits beside a capture.
-extern "C" uint32_t judge_traits() { return JUDGE_SURVIVES_FAULTS; }
+extern "C" uint32_t judge_traits() { return JUDGE_SURVIVES_FAULTS | JUDGE_WORKS_IN_CAPTURES; }
 
 extern "C" int judge_create(void** allocator)
 {

@@ -1,6 +1,6 @@
 //! CUDA's structures in the arguments of its functions.
 
-use std::ffi::{c_int, c_void};
+use std::ffi::{c_int, c_uint, c_void};
 
 /// `CUmemLocation`: a device, or a place of the host.
 #[repr(C)]
@@ -56,6 +56,25 @@ pub struct PointerAttributes {
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct Opaque(pub(crate) [u8; 64]);
+
+/// `nvmlProcessInfo_v1_t` of NVML: a process that uses a device.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct ProcessInfo {
+    pub(crate) pid: c_uint,
+    pub(crate) used_bytes: u64,
+}
+
+/// The first fields of `nvmlGpuFabricInfoV_t`.
+#[repr(C)]
+#[derive(Debug)]
+pub struct FabricInfo {
+    version: c_uint,
+    cluster: [u8; 16],
+    status: c_int,
+    clique: c_uint,
+    pub(crate) state: u8,
+}
 
 /// `CUhostFn`: a function of the host in the order of a stream.
 pub type HostFunction = Option<unsafe extern "C" fn(*mut c_void)>;

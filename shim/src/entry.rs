@@ -5,11 +5,12 @@ use std::ffi::{c_char, c_int, c_uchar, c_uint, c_ulonglong, c_ushort, c_void};
 use std::sync::atomic::{AtomicPtr, Ordering};
 
 use crate::abi::{
-    AccessDesc, DeviceProperties, HostFunction, Location, Opaque, PhysicalProp, PointerAttributes, PoolProps,
+    AccessDesc, DeviceProperties, FabricInfo, HostFunction, Location, Opaque, PhysicalProp,
+    PointerAttributes, PoolProps, ProcessInfo,
 };
 use crate::calls::{
     Driving, DrivingPerThread, Handle, Runtime, RuntimePerThread, captures, contexts, copies, device, host,
-    memory, order, pools, sharing, vmm,
+    memory, nvml, order, pools, sharing, vmm,
 };
 use crate::table::entry_points;
 

@@ -1,5 +1,6 @@
 //! An allocator from a shared library, as a memory resource.
 
+use std::any::Any;
 use std::ffi::{c_int, c_void};
 use std::fmt;
 use std::path::Path;
@@ -10,7 +11,7 @@ use millpond_core::{
     ALLOCATION_ALIGNMENT, AnyResource, DeviceMemoryResource, DevicePtr, DriverError, DriverHandle, Error,
     ErrorKind, Layout, MemoryInfo, Result, StreamRef, debug_as_text, is_same,
 };
-use millpond_testkit::program::Habits;
+use millpond_testkit::program::{Habits, ScopeOfGraphs};
 
 use crate::calls::Handle;
 use crate::current::Entered;
@@ -27,6 +28,23 @@ const FREES_ON_OWN_STREAM: u32 = 1;
 const KEEPS_EVENTS: u32 = 2;
 const SURVIVES_FAULTS: u32 = 4;
 const WORKS_IN_CAPTURES: u32 = 8;
+const ENDS_BEFORE_STREAMS: u32 = 16;
+const CAPTURES_IN_SCOPES: u32 = 32;
+
+type NewScope = unsafe extern "C" fn(*mut c_void, *mut *mut c_void) -> c_int;
+type OpenScope = unsafe extern "C" fn(*mut c_void, Handle) -> c_int;
+type CloseScope = unsafe extern "C" fn(*mut c_void, Handle);
+type TellOfCapture = unsafe extern "C" fn(*mut c_void, c_int);
+
+/// The functions of an allocator with scopes for captured graphs.
+#[derive(Clone, Copy, Debug)]
+struct ScopeFunctions {
+    new: NewScope,
+    open: OpenScope,
+    close: CloseScope,
+    free: Destroy,
+    tell: TellOfCapture,
+}
 
 /// The functions of an allocator's library.
 ///
@@ -40,6 +58,7 @@ pub struct Allocator {
     allocate: Allocate,
     deallocate: Deallocate,
     destroy: Destroy,
+    scopes: Option<ScopeFunctions>,
 }
 
 impl Allocator {
@@ -62,6 +81,16 @@ impl Allocator {
                 allocate: *library.get::<Allocate>("judge_allocate").map_err(failed)?,
                 deallocate: *library.get::<Deallocate>("judge_deallocate").map_err(failed)?,
                 destroy: *library.get::<Destroy>("judge_destroy").map_err(failed)?,
+                scopes: match library.get::<NewScope>("judge_scope_new") {
+                    Err(_) => None,
+                    Ok(new) => Some(ScopeFunctions {
+                        new: *new,
+                        open: *library.get::<OpenScope>("judge_scope_open").map_err(failed)?,
+                        close: *library.get::<CloseScope>("judge_scope_close").map_err(failed)?,
+                        free: *library.get::<Destroy>("judge_scope_free").map_err(failed)?,
+                        tell: *library.get::<TellOfCapture>("judge_capture").map_err(failed)?,
+                    }),
+                },
             }
         };
         std::mem::forget(library);
@@ -80,6 +109,8 @@ impl Allocator {
             .frees_on_own_stream(self.traits & FREES_ON_OWN_STREAM != 0)
             .keeps_events(self.traits & KEEPS_EVENTS != 0)
             .waits_for_unrecorded(true)
+            .ends_before_streams(self.traits & ENDS_BEFORE_STREAMS != 0)
+            .captures_in_scopes(self.traits & CAPTURES_IN_SCOPES != 0)
     }
 
     /// Returns whether the allocator stays correct when driver calls fail.
@@ -90,6 +121,11 @@ impl Allocator {
     /// Returns whether the allocator works while streams capture graphs.
     pub fn works_in_captures(&self) -> bool {
         self.traits & WORKS_IN_CAPTURES != 0
+    }
+
+    /// Returns whether the allocator has scopes for captured graphs.
+    pub fn has_scopes(&self) -> bool {
+        self.scopes.is_some()
     }
 
     /// Makes an allocator on a device.
@@ -201,3 +237,86 @@ impl fmt::Display for Foreign {
 }
 
 debug_as_text!(Foreign);
+
+impl Foreign {
+    /// The allocator behind a resource, and its functions for scopes.
+    fn with_scopes(resource: &AnyResource) -> Result<(&Self, ScopeFunctions)> {
+        let resource: &dyn Any = &**resource;
+        let found = resource.downcast_ref::<Self>().and_then(|own| Some((own, own.allocator.scopes?)));
+        found.ok_or_else(|| Error::new(ErrorKind::Unsupported, "the allocator has no scopes"))
+    }
+
+    /// Makes a scope for captured graphs.
+    ///
+    /// # Errors
+    /// If the allocator has no scopes, or if the library fails.
+    pub fn new_scope(resource: &AnyResource) -> Result<Box<dyn ScopeOfGraphs>> {
+        let (own, functions) = Self::with_scopes(resource)?;
+        let mut scope = std::ptr::null_mut();
+        let _entered = Entered::new(&own.driver);
+        // SAFETY: the handle is as in `allocate`; the place is writable.
+        match unsafe { (functions.new)(own.handle.0, &raw mut scope) } {
+            0 => Ok(Box::new(ForeignScope(Arc::new(Owned {
+                resource: resource.clone(),
+                driver: own.driver.clone(),
+                functions,
+                scope: At(scope),
+            })))),
+            code => Err(own.allocator.failed("judge_scope_new", code)),
+        }
+    }
+
+    /// Tells the allocator that a capture begins, or that it has ended.
+    pub fn tell_of_capture(resource: &AnyResource, begins: bool) {
+        let Ok((own, functions)) = Self::with_scopes(resource) else { return };
+        let _entered = Entered::new(&own.driver);
+        // SAFETY: the handle is as in `allocate`.
+        unsafe { (functions.tell)(own.handle.0, begins.into()) }
+    }
+}
+
+/// A scope, which lives until it is dropped and open for no stream.
+struct Owned {
+    /// The allocator, which must outlive its scopes.
+    resource: AnyResource,
+    driver: DriverHandle,
+    functions: ScopeFunctions,
+    scope: At,
+}
+
+impl Drop for Owned {
+    fn drop(&mut self) {
+        let _entered = Entered::new(&self.driver);
+        // SAFETY: the scope came from `judge_scope_new`, and this is its last use.
+        unsafe { (self.functions.free)(self.scope.0) }
+    }
+}
+
+struct ForeignScope(Arc<Owned>);
+
+impl ScopeOfGraphs for ForeignScope {
+    fn open(&self, stream: StreamRef) -> Result<Box<dyn Send>> {
+        let Owned { resource, driver, functions, scope } = &*self.0;
+        let _entered = Entered::new(driver);
+        // SAFETY: the scope came from `judge_scope_new`, and is freed after its last use.
+        match unsafe { (functions.open)(scope.0, raw(stream)) } {
+            0 => Ok(Box::new(Opened { scope: Arc::clone(&self.0), stream })),
+            code => Err(Error::new(ErrorKind::Driver, format!("judge_scope_open of {resource}: {code}"))),
+        }
+    }
+}
+
+/// A scope that is open for a stream.
+struct Opened {
+    scope: Arc<Owned>,
+    stream: StreamRef,
+}
+
+impl Drop for Opened {
+    fn drop(&mut self) {
+        let Owned { driver, functions, scope, .. } = &*self.scope;
+        let _entered = Entered::new(driver);
+        // SAFETY: the scope was opened for the stream, and is freed after this.
+        unsafe { (functions.close)(scope.0, raw(self.stream)) }
+    }
+}

@@ -10,7 +10,7 @@ use millpond_testkit::conformance::Subject;
 use millpond_testkit::program::{self, Case, Config, Failure, Summary, Sweep};
 use millpond_testkit::race::Race;
 
-use crate::foreign::Allocator;
+use crate::foreign::{Allocator, Foreign};
 
 /// The number of operations of each thread in a race.
 const STEPS: u64 = 400;
@@ -31,6 +31,11 @@ pub struct Judge {
     pub destroys: bool,
     /// Whether some programs use the default streams of several threads.
     pub threads: bool,
+    /// Whether programs capture graphs, if the allocator works in captures.
+    pub captures: bool,
+    /// How many times the usual size devices and the largest requests have. Allocators that take much memory
+    /// at once need it.
+    pub scale: u64,
 }
 
 impl Judge {
@@ -41,12 +46,23 @@ impl Judge {
         races: u64,
         destroys: bool,
         threads: bool,
+        captures: bool,
+        scale: u64,
     }
 
     /// Returns a judge that stops after this many operations and four races.
     pub fn new(operations: u64) -> Self {
         let workers = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
-        Self { operations, seeds: 0..u64::MAX, workers, races: 4, destroys: true, threads: true }
+        Self {
+            operations,
+            seeds: 0..u64::MAX,
+            workers,
+            races: 4,
+            destroys: true,
+            threads: true,
+            captures: true,
+            scale: 1,
+        }
     }
 
     /// Drives an allocator until a rule is broken, or all programs and races have passed. A program that
@@ -68,7 +84,8 @@ impl Judge {
         let built = Arc::clone(allocator);
         let subject = Subject::new(allocator.name(), move |driver| built.build(driver));
         for seed in 0..self.races {
-            let race = Race::new(seed, STEPS).pauses(true).habits(allocator.habits());
+            let mut race = Race::new(seed, STEPS).pauses(true).habits(allocator.habits());
+            race.capacity_bytes *= self.scale;
             total += race.run(&subject).map_err(|message| Finding::Race { seed, message })?;
         }
         Ok(total)
@@ -76,6 +93,7 @@ impl Judge {
 
     /// The shape of a seed's program.
     fn config(&self, allocator: &Allocator, seed: u64) -> Config {
+        let has_scopes = self.captures && allocator.has_scopes();
         let usual = Config::new(allocator.name())
             .command(format!("millpond-judge {}.so", allocator.name()))
             .habits(allocator.habits())
@@ -83,8 +101,11 @@ impl Judge {
             .verify_out_of_memory(false)
             .destroys(self.destroys)
             .faults(allocator.survives_faults() && seed.is_multiple_of(2))
-            .captures(allocator.works_in_captures() && seed % 4 == 1);
-        match seed % 8 {
+            .new_scope(has_scopes.then_some(Foreign::new_scope))
+            .on_capture(has_scopes.then_some(Foreign::tell_of_capture))
+            .direct_scopes(has_scopes)
+            .captures(self.captures && allocator.works_in_captures() && matches!(seed % 4, 1 | 2));
+        let mut shape = match seed % 8 {
             // Each thread has its own default stream.
             5 if self.threads => usual.threads(3),
             // Room for many blocks.
@@ -92,7 +113,10 @@ impl Judge {
             // Memory is short.
             7 => usual.capacity_bytes(8 << 20).largest_bytes(3 << 20),
             _ => usual,
-        }
+        };
+        shape.capacity_bytes *= self.scale;
+        shape.largest_bytes *= self.scale;
+        shape
     }
 }
 

@@ -15,14 +15,17 @@ mod entry;
 mod error;
 mod foreign;
 mod judge;
+mod plant;
 mod shim;
 mod table;
 
 pub use abi::{
-    AccessDesc, DeviceProperties, HostFunction, Location, Opaque, PhysicalProp, PointerAttributes, PoolProps,
+    AccessDesc, DeviceProperties, FabricInfo, HostFunction, Location, Opaque, PhysicalProp,
+    PointerAttributes, PoolProps, ProcessInfo,
 };
 pub use current::Entered;
 pub use entry::EntryPoints;
 pub use foreign::{Allocator, Foreign};
 pub use judge::{Finding, Judge, Verdict};
+pub use plant::Plant;
 pub use shim::Shim;

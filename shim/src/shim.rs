@@ -15,12 +15,12 @@ impl Shim {
     /// The file name of the library.
     pub const FILE: &str = "libmillpond_shim.so";
 
-    /// Opens the library for all libraries that this process opens later, and lets its exports call
-    /// [`EntryPoints::OWN`] of this program.
+    /// Opens the library for all libraries that this process opens later, and lets its exports call the
+    /// functions of a table, such as [`EntryPoints::OWN`] of this program.
     ///
     /// # Errors
     /// If the file cannot be opened, or if another version of this crate built it.
-    pub fn open(file: &Path) -> Result<Self, String> {
+    pub fn open(file: &Path, table: &'static EntryPoints) -> Result<Self, String> {
         use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_NOW};
         let failed = |error| problem(file, &error);
         // SAFETY: the library is built from this crate, and opening it runs no code of ours.
@@ -28,8 +28,8 @@ impl Shim {
         type Install = unsafe extern "C" fn(*const EntryPoints) -> bool;
         // SAFETY: the library exports this function with this type.
         let install = unsafe { library.get::<Install>("millpond_shim_install") }.map_err(failed)?;
-        // SAFETY: the table is a constant.
-        if unsafe { install(EntryPoints::OWN) } {
+        // SAFETY: the table lives as long as the process.
+        if unsafe { install(table) } {
             return Ok(Self { _library: library });
         }
         Err(format!("{}: another version of millpond-shim built this library", file.display()))
@@ -39,8 +39,8 @@ impl Shim {
     ///
     /// # Errors
     /// As for [`open`](Self::open).
-    pub fn next_to_program() -> Result<Self, String> {
-        Self::open(&Self::file_next_to_program()?)
+    pub fn next_to_program(table: &'static EntryPoints) -> Result<Self, String> {
+        Self::open(&Self::file_next_to_program()?, table)
     }
 
     /// Finds the library that Cargo built next to this program.

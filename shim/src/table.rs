@@ -268,6 +268,7 @@ macro_rules! entry_points {
             order::stream_get_context(stream: Handle, context: *mut Handle) -> c_int:
                 cuStreamGetCtx by Driving, cuStreamGetCtx_ptsz by DrivingPerThread;
             order::launch_host_function(stream: Handle, function: HostFunction, data: *mut c_void) -> c_int:
+                cudaLaunchHostFunc by Runtime, cudaLaunchHostFunc_ptsz by RuntimePerThread,
                 cuLaunchHostFunc by Driving, cuLaunchHostFunc_ptsz by DrivingPerThread;
             // Captures and graphs.
             captures::is_capturing(stream: Handle, status: *mut c_int) -> c_int:
@@ -325,6 +326,16 @@ macro_rules! entry_points {
             order::event_query(event: Handle) -> c_int: cudaEventQuery by Runtime, cuEventQuery by Driving;
             order::event_synchronize(event: Handle) -> c_int:
                 cudaEventSynchronize by Runtime, cuEventSynchronize by Driving;
+            // NVML.
+            nvml::init() -> c_int: nvmlInit_v2;
+            nvml::get_by_bus(address: *const c_char, device: *mut Handle) -> c_int:
+                nvmlDeviceGetHandleByPciBusId_v2;
+            nvml::get_processes(device: Handle, count: *mut c_uint, processes: *mut ProcessInfo) -> c_int:
+                nvmlDeviceGetComputeRunningProcesses;
+            nvml::get_driver_version(version: *mut c_int) -> c_int: nvmlSystemGetCudaDriverVersion_v2;
+            nvml::get_link(device: Handle, link: c_uint, info: *mut c_void) -> c_int:
+                nvmlDeviceGetNvLinkRemoteDeviceType, nvmlDeviceGetNvLinkRemotePciInfo_v2;
+            nvml::get_fabric(device: Handle, info: *mut FabricInfo) -> c_int: nvmlDeviceGetGpuFabricInfoV;
             // The simulated device cannot do this. The calls fail, and read no argument. But programs that
             // look up all functions at their start find them.
             order::unsupported() -> c_int:

@@ -2,14 +2,17 @@
  *
  * Each stream has a list of free blocks, and an event that is recorded after each free. A stream takes a block
  * of another list after it waits for that list's event. If no list has a block that is large enough, the
- * stream merges all lists into its own, and then allocates.
+ * stream merges all lists into its own, and then allocates. A stream that captures a graph takes new memory,
+ * and the pool keeps the blocks that it frees until the end.
  *
  * FAULT plants a fault:
  *   1  the merge does not record the taker's event again (RMM's issue 2489)
  *   2  a stream takes another list's block without waiting
  *   3  a block that is freed stays in use: it is handed out twice
  *   4  the lock is released before the event is recorded, so that another thread may come between
- *   5  a merged block grows by one byte beyond its end */
+ *   5  a merged block grows by one byte beyond its end
+ *   6  a block that is freed in a capture is handed out again
+ *   7  a call that captures forbid is made without the relaxed mode */
 #include "../judge/allocator.h"
 
 #include <pthread.h>
@@ -29,6 +32,8 @@ int cudaEventCreateWithFlags(event_type *event, unsigned flags);
 int cudaEventDestroy(event_type event);
 int cudaEventRecord(event_type event, judge_stream stream);
 int cudaStreamWaitEvent(judge_stream stream, event_type event, unsigned flags);
+int cudaStreamIsCapturing(judge_stream stream, int *status);
+int cudaThreadExchangeStreamCaptureMode(int *mode);
 int cudaStreamGetId(judge_stream stream, unsigned long long *id);
 
 struct block {
@@ -49,7 +54,30 @@ struct pool {
     int list_count;
     struct block free[MOST_BLOCKS];
     int free_count;
+    struct block captured[MOST_BLOCKS];
+    int captured_count;
 };
+
+/* Locks the pool, and lets the thread make every call while streams capture; returns the mode before. */
+static int enter(struct pool *pool)
+{
+    int mode = 2;
+    pthread_mutex_lock(&pool->lock);
+    if (FAULT != 7) cudaThreadExchangeStreamCaptureMode(&mode);
+    return mode;
+}
+
+static void leave(struct pool *pool, int mode)
+{
+    if (FAULT != 7) cudaThreadExchangeStreamCaptureMode(&mode);
+    pthread_mutex_unlock(&pool->lock);
+}
+
+static int captures(judge_stream stream)
+{
+    int status = 0;
+    return cudaStreamIsCapturing(stream, &status) != 0 || status != 0;
+}
 
 static size_t rounded(size_t bytes) { return (bytes + 255) & ~(size_t)255; }
 
@@ -109,7 +137,7 @@ static void free_all(struct pool *pool)
     while (pool->free_count > 0) cudaFree(pool->free[--pool->free_count].ptr);
 }
 
-uint32_t judge_traits(void) { return 0; }
+uint32_t judge_traits(void) { return JUDGE_WORKS_IN_CAPTURES; }
 
 int judge_create(void **allocator)
 {
@@ -123,8 +151,13 @@ int judge_create(void **allocator)
 int judge_allocate(void *allocator, void **ptr, size_t bytes, judge_stream stream)
 {
     struct pool *pool = allocator;
-    pthread_mutex_lock(&pool->lock);
+    int mode = enter(pool);
     bytes = rounded(bytes);
+    if (captures(stream)) {
+        int made = cudaMalloc(ptr, bytes);
+        leave(pool, mode);
+        return made;
+    }
     int own = list_of(pool, stream);
     int result = own < 0 ? UNKNOWN : 0;
     *ptr = NULL;
@@ -138,33 +171,39 @@ int judge_allocate(void *allocator, void **ptr, size_t bytes, judge_stream strea
             result = cudaMalloc(ptr, bytes);
         }
     }
-    pthread_mutex_unlock(&pool->lock);
+    leave(pool, mode);
     return result;
 }
 
 void judge_deallocate(void *allocator, void *ptr, size_t bytes, judge_stream stream)
 {
     struct pool *pool = allocator;
-    pthread_mutex_lock(&pool->lock);
+    int mode = enter(pool);
+    if (FAULT != 6 && captures(stream) && pool->captured_count < MOST_BLOCKS) {
+        pool->captured[pool->captured_count++] = (struct block){ptr, rounded(bytes), -1};
+        leave(pool, mode);
+        return;
+    }
     int own = list_of(pool, stream);
     if (own < 0 || pool->free_count == MOST_BLOCKS) {
         cudaFree(ptr);
     } else {
         pool->free[pool->free_count++] = (struct block){ptr, rounded(bytes), own};
         if (FAULT == 4) {
-            pthread_mutex_unlock(&pool->lock);
+            leave(pool, mode);
             record(&pool->lists[own], stream);
             return;
         }
         record(&pool->lists[own], stream);
     }
-    pthread_mutex_unlock(&pool->lock);
+    leave(pool, mode);
 }
 
 void judge_destroy(void *allocator)
 {
     struct pool *pool = allocator;
     free_all(pool);
+    while (pool->captured_count > 0) cudaFree(pool->captured[--pool->captured_count].ptr);
     while (pool->list_count > 0) cudaEventDestroy(pool->lists[--pool->list_count].event);
     pthread_mutex_destroy(&pool->lock);
     free(pool);

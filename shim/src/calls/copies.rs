@@ -1,6 +1,7 @@
 //! Copies and fills.
 
 use std::ffi::{c_int, c_uchar, c_uint, c_ushort, c_void};
+use std::ptr::null_mut;
 
 use millpond_core::driver::{DriverResult, MemoryKind};
 use millpond_core::{Driver, DriverError, StreamRef};
@@ -70,7 +71,7 @@ pub(crate) unsafe extern "C" fn copy_now<A: Api>(
 ) -> c_int {
     A::run(|driver| {
         // SAFETY: the caller promises the same as for `cudaMemcpyAsync`.
-        unsafe { copy(driver, (dst, src), bytes, kind, A::DEFAULT_STREAM) }?;
+        unsafe { copy(driver, (dst, src), bytes, kind, stream::<A>(driver, null_mut())?) }?;
         driver.stream_synchronize(A::DEFAULT_STREAM)
     })
 }

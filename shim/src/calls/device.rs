@@ -6,7 +6,7 @@ use std::ptr::null;
 use millpond_core::driver::{DeviceAttribute, DriverResult};
 use millpond_core::{Driver, DriverError};
 
-use super::{Api, Driving, Runtime, only, write};
+use super::{Api, Driving, Runtime, host_functions, only, write};
 use crate::abi::DeviceProperties;
 use crate::contexts::PRIMARY;
 use crate::current;
@@ -144,7 +144,10 @@ fn answer(driver: &dyn Driver, attribute: c_int) -> DriverResult<c_int> {
 }
 
 pub(crate) unsafe extern "C" fn synchronize<A: Api>() -> c_int {
-    A::run(|driver| driver.synchronize())
+    A::run(|driver| {
+        host_functions::wait_for_device(driver);
+        driver.synchronize()
+    })
 }
 
 pub(crate) unsafe extern "C" fn get_runtime_version(version: *mut c_int) -> c_int {

@@ -5,7 +5,7 @@ use std::ffi::{c_int, c_uint, c_void};
 use millpond_core::driver::{HostFlags, HostPtr};
 use millpond_core::{Driver, DriverError};
 
-use super::{Api, handle};
+use super::{Api, handle, host_functions};
 use crate::error::refusal;
 
 /// All flags of `cuMemHostAlloc`.
@@ -40,8 +40,11 @@ pub(crate) unsafe extern "C" fn alloc<A: Api>(ptr: *mut *mut c_void, bytes: usiz
 pub(crate) unsafe extern "C" fn free<A: Api>(ptr: *mut c_void) -> c_int {
     A::run(|driver| match ptr.is_null() {
         true => Ok(()),
-        // SAFETY: the caller of CUDA gives up the memory.
-        false => unsafe { driver.mem_free_host(host_ptr(ptr)) },
+        false => {
+            host_functions::wait_for_device(driver);
+            // SAFETY: the caller of CUDA gives up the memory.
+            unsafe { driver.mem_free_host(host_ptr(ptr)) }
+        }
     })
 }
 

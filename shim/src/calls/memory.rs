@@ -5,7 +5,9 @@ use std::ffi::{c_int, c_uint, c_void};
 use millpond_core::driver::{DriverResult, MemAdvice, MemoryKind};
 use millpond_core::{Driver, DriverError, StreamRef};
 
-use super::{Api, Driving, Handle, Runtime, allocate, device_ptr, handle, stream, write_if_wanted};
+use super::{
+    Api, Driving, Handle, Runtime, allocate, device_ptr, handle, host_functions, stream, write_if_wanted,
+};
 use crate::abi::{Location, PointerAttributes};
 use crate::current;
 use crate::error::{place, refusal};
@@ -55,8 +57,11 @@ pub(crate) unsafe extern "C" fn free<A: Api>(ptr: *mut c_void) -> c_int {
     A::code(match A::driver() {
         Err(error) if error.code() == DriverError::INVALID_CONTEXT => free_without_context(ptr, error),
         Ok(_) if ptr.is_null() => Ok(()),
-        // SAFETY: the caller of CUDA gives up the memory.
-        Ok(driver) => unsafe { driver.mem_free(device_ptr(ptr)) },
+        Ok(driver) => {
+            host_functions::wait_for_device(&*driver);
+            // SAFETY: the caller of CUDA gives up the memory.
+            unsafe { driver.mem_free(device_ptr(ptr)) }
+        }
         Err(error) => Err(error),
     })
 }

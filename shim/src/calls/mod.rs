@@ -10,7 +10,9 @@ pub(crate) mod contexts;
 pub(crate) mod copies;
 pub(crate) mod device;
 pub(crate) mod host;
+mod host_functions;
 pub(crate) mod memory;
+pub(crate) mod nvml;
 pub(crate) mod order;
 pub(crate) mod pools;
 pub(crate) mod sharing;
@@ -146,8 +148,15 @@ unsafe fn write_if_wanted<T>(result: *mut T, value: T) {
     }
 }
 
-/// The stream of a call.
-fn stream<A: Api>(driver: &dyn Driver, stream: Handle) -> DriverResult<StreamRef> {
+/// The stream of a call, after its functions of the host.
+fn stream<A: Api>(driver: &dyn Driver, named: Handle) -> DriverResult<StreamRef> {
+    let stream = stream_now::<A>(driver, named)?;
+    host_functions::wait_for_stream(driver, stream);
+    Ok(stream)
+}
+
+/// The stream of a call that does not wait.
+fn stream_now<A: Api>(driver: &dyn Driver, stream: Handle) -> DriverResult<StreamRef> {
     if stream.is_null() {
         return Ok(A::DEFAULT_STREAM);
     }

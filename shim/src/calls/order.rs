@@ -5,7 +5,7 @@ use std::ffi::{c_int, c_uint, c_void};
 use millpond_core::driver::{DriverResult, EventFlags, StreamFlags};
 use millpond_core::{Driver, DriverError};
 
-use super::{Api, Handle, event, handle, stream};
+use super::{Api, Handle, event, handle, host_functions, stream, stream_now};
 use crate::abi::HostFunction;
 use crate::current;
 use crate::error::refusal;
@@ -53,7 +53,10 @@ pub(crate) unsafe extern "C" fn stream_synchronize<A: Api>(of: Handle) -> c_int 
 }
 
 pub(crate) unsafe extern "C" fn stream_query<A: Api>(of: Handle) -> c_int {
-    A::run(|driver| not_ready(driver.stream_query(stream::<A>(driver, of)?)?))
+    A::run(|driver| {
+        let stream = stream_now::<A>(driver, of)?;
+        not_ready(host_functions::has_none(driver, stream) && driver.stream_query(stream)?)
+    })
 }
 
 pub(crate) unsafe extern "C" fn stream_wait_event<A: Api>(
@@ -122,16 +125,15 @@ pub(crate) unsafe extern "C" fn event_synchronize<A: Api>(of: Handle) -> c_int {
     A::run(|driver| driver.event_synchronize(event(of)))
 }
 
-/// The driver behind these calls runs no functions of the host, and no kernels.
 pub(crate) unsafe extern "C" fn launch_host_function<A: Api>(
     on: Handle,
-    _function: HostFunction,
-    _data: *mut c_void,
+    function: HostFunction,
+    data: *mut c_void,
 ) -> c_int {
-    A::run(|driver| {
-        stream::<A>(driver, on)?;
-        Err(refusal(DriverError::NOT_SUPPORTED))
-    })
+    A::code(A::driver().and_then(|driver| {
+        let stream = stream_now::<A>(&*driver, on)?;
+        host_functions::launch(&driver, stream, function, data)
+    }))
 }
 
 /// The driver behind these calls has no modules, kernels and executable graphs, and measures no time.

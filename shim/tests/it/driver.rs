@@ -45,6 +45,12 @@ fn the_driver_of_cuda_keeps_its_contract_over_the_library() {
     });
 }
 
+/// The driver watches a free while a function of the host runs.
+#[test]
+fn millpond_sees_that_a_free_waits() {
+    run_over_the_library(|| assert!(CudaDriver::open(0).expect("a device").frees_wait()));
+}
+
 /// Pools that map pages and pools that do not.
 #[test]
 fn pools_keep_their_contract_over_the_library() {

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::process::Command;
 use std::sync::{Arc, OnceLock};
 
-use millpond_shim::{Allocator, Finding, Judge, Shim, Verdict};
+use millpond_shim::{Allocator, EntryPoints, Finding, Judge, Shim, Verdict};
 
 /// The number of operations in which a fault must be found.
 const OPERATIONS: u64 = 60_000;
@@ -13,7 +13,9 @@ const HANDFUL: usize = 10;
 /// Compiles `pool.c` with a fault, and opens it.
 fn pool(fault: u32) -> Arc<Allocator> {
     static SHIM: OnceLock<Shim> = OnceLock::new();
-    SHIM.get_or_init(|| Shim::next_to_program().expect("cargo builds the library next to its tests"));
+    SHIM.get_or_init(|| {
+        Shim::next_to_program(EntryPoints::OWN).expect("cargo builds the library next to its tests")
+    });
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/pool.c");
     let folder = tempfile::tempdir().expect("a folder");
     let library = folder.path().join(format!("pool_{fault}.so"));
@@ -34,13 +36,14 @@ fn a_pool_without_a_fault_passes() {
     let verdict = judged(0);
     let Ok(summary) = &verdict.result else { panic!("{verdict}") };
     assert!(summary.operations >= OPERATIONS, "{verdict}");
-    let seen = [summary.out_of_memory, summary.cross_stream_frees, summary.streams_destroyed];
+    let seen =
+        [summary.out_of_memory, summary.cross_stream_frees, summary.streams_destroyed, summary.captures];
     assert!(seen.iter().all(|count| *count > 0) && summary.on_other_threads > 0, "{verdict}");
 }
 
 #[test]
 fn planted_faults_are_found_and_shrunk() {
-    for fault in [1, 2, 3, 5] {
+    for fault in [1, 2, 3, 5, 6, 7] {
         let verdict = judged(fault);
         let Err(Finding::Program(found)) = &verdict.result else { panic!("fault {fault}: {verdict}") };
         assert!(found.operations.len() <= HANDFUL, "fault {fault}: {verdict}");

@@ -3,3 +3,4 @@
 mod calls;
 mod driver;
 mod found;
+mod host;

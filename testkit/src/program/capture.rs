@@ -91,6 +91,13 @@ impl Captures {
         self.events[usize::from(event)] = self.of(stream);
     }
 
+    /// The streams of the capture that the stream joins if it waits for the event.
+    pub(super) fn joined_by(&self, stream: Stream, event: Event) -> Option<&[Stream]> {
+        let recorded = self.events[usize::from(event)].filter(|_| self.of(stream).is_none())?;
+        let joined = self.live.iter().find(|capture| capture.id == recorded);
+        joined.map(|capture| capture.streams.as_slice())
+    }
+
     /// Returns whether this wait makes the stream join a capture.
     pub(super) fn note_wait(&mut self, stream: Stream, event: Event) -> bool {
         let recorded = self.events[usize::from(event)];

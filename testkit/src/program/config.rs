@@ -23,6 +23,9 @@ pub trait ScopeOfGraphs: Send {
 /// The layer's errors.
 pub type NewScope = fn(&AnyResource) -> Result<Box<dyn ScopeOfGraphs>>;
 
+/// Tells the resource that a capture begins (`true`), or that it has ended.
+pub type OnCapture = fn(&AnyResource, bool);
+
 /// The shape of programs, and which checks run.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
@@ -66,6 +69,8 @@ pub struct Config {
     pub captures: bool,
     /// Creates scopes for captured graphs. Without this function, there are no scopes.
     pub new_scope: Option<NewScope>,
+    /// The function that tells the resource of captures. Without this function, the resource must find out.
+    pub on_capture: Option<OnCapture>,
     /// Whether no layer above the scopes keeps blocks. A block for a stream in a scope then always comes from
     /// the scope, so captures also free blocks after uses on other streams of the scope.
     pub direct_scopes: bool,
@@ -102,6 +107,7 @@ impl Config {
         decay: Option<Decay>,
         captures: bool,
         new_scope: Option<NewScope>,
+        on_capture: Option<OnCapture>,
         direct_scopes: bool,
         refuses: Refusals,
         guests: bool,
@@ -132,6 +138,7 @@ impl Config {
             decay: None,
             captures: false,
             new_scope: None,
+            on_capture: None,
             direct_scopes: false,
             refuses: Refusals::default(),
             guests: false,

@@ -82,7 +82,7 @@ fn run(
         executions.push(execution);
     }
     let mut session = Session::new(executions);
-    body(&mut session)?;
+    body(&mut session).inspect_err(|_| session.end_captures())?;
     let executions = session.finish()?;
     let mut total = Summary { programs: 1, ..Summary::default() };
     for execution in executions {
@@ -119,10 +119,13 @@ impl Execution {
 
     /// Drops the resource and checks the device afterwards.
     fn end(self) -> Result<Summary, Broken> {
-        let Self { config, device, resource, summary, ending, guest, scopes, .. } = self;
+        let Self { config, device, resource, summary, ending, guest, scopes, mut streams, .. } = self;
         drop((guest, scopes));
         let calls = device.driver_calls();
         drop(resource);
+        if config.habits.ends_before_streams {
+            destroy_streams(&device, &mut streams)?;
+        }
         match ending {
             None | Some(Ending::Reset) => oracle::nothing_left(&device, config.habits)?,
             Some(Ending::Lost) if device.driver_calls() != calls => {
@@ -361,13 +364,8 @@ impl Execution {
             unsafe { self.device.stream_destroy(guest.stream()) }.map_err(unexpected)?;
         }
         oracle::at_end(self)?;
-        for index in 1..self.streams.len() as Stream {
-            if let StreamState::Alive(handle) = self.stream_state(index)
-                && !handle.is_per_thread()
-            {
-                // SAFETY: the program has ended, and the stream is not named again.
-                unsafe { self.device.stream_destroy(handle) }.map_err(unexpected)?;
-            }
+        if !self.config.habits.ends_before_streams {
+            destroy_streams(&self.device, &mut self.streams)?;
         }
         for handle in self.events.iter_mut().filter_map(Option::take) {
             // SAFETY: the program has ended, and the event is not named again.
@@ -375,6 +373,16 @@ impl Execution {
         }
         Ok(())
     }
+}
+
+/// Destroys the streams that a program created and did not destroy.
+fn destroy_streams(device: &SimDevice, streams: &mut Vec<StreamState>) -> Checks {
+    let mut alive = std::mem::take(streams).into_iter().filter_map(|state| match state {
+        StreamState::Alive(stream) if stream.handle() > StreamRef::PER_THREAD.handle() => Some(stream),
+        _ => None,
+    });
+    // SAFETY: the program has ended, and the streams are not named again.
+    alive.try_for_each(|stream| unsafe { device.stream_destroy(stream) }).map_err(unexpected)
 }
 
 /// Touches a whole block on a stream, if the device can reach it.

@@ -193,6 +193,7 @@ impl Execution {
                 named(stream)
                     && recorded(event)
                     && self.captures.can_wait(stream, self.thread_of(stream), event)
+                    && self.keeps_one_scope(stream, event)
             }
             Op::QueryEvent { event } | Op::SyncEvent { event } => {
                 recorded(event) && self.captures.can_ask(event)
@@ -208,7 +209,10 @@ impl Execution {
             }
             Op::SyncDevice => self.captures.live.is_empty(),
             Op::BeginCapture { stream, .. } => {
-                self.config.captures && free(stream) && self.captures.can_begin(stream)
+                self.config.captures
+                    && free(stream)
+                    && self.captures.can_begin(stream)
+                    && self.serves_captures(stream)
             }
             Op::EndCapture { stream } => self.captures.can_end(stream, self.thread),
             Op::OpenScope { scope, stream } => named(stream) && self.can_open(scope, stream),

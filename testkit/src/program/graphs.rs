@@ -19,7 +19,10 @@ const JOINS: Event = MAX_EVENTS as Event - 1;
 impl Execution {
     pub(super) fn begin_capture(&mut self, stream: Stream, mode: CaptureMode) -> Checks {
         let handle = self.stream(stream)?;
+        let is_relaxed = self.config.habits.captures_in_scopes;
+        let mode = if is_relaxed { CaptureMode::Relaxed } else { mode };
         self.device.begin_capture(handle, mode).map_err(unexpected)?;
+        self.tell_of_capture(true);
         self.captures.note_begin(stream, self.thread);
         self.order.join_capture(stream);
         Ok(())
@@ -41,7 +44,27 @@ impl Execution {
         }
         self.summary.captures += 1;
         let ended = self.device.end_capture(handle);
+        self.tell_of_capture(false);
         ended.map_err(|error| Broken::new(FailureKind::Capture, error))
+    }
+
+    fn tell_of_capture(&self, begins: bool) {
+        let _watch = watch::call("on_capture");
+        self.config.on_capture.into_iter().for_each(|tell| tell(self.resource.inner(), begins));
+    }
+
+    /// Whether the allocator serves captures of the stream.
+    pub(super) fn serves_captures(&self, stream: Stream) -> bool {
+        !self.config.habits.captures_in_scopes || self.scopes.is_open(stream)
+    }
+
+    /// Whether the wait leaves each capture with one scope.
+    pub(super) fn keeps_one_scope(&self, stream: Stream, event: Event) -> bool {
+        let Some(mates) = self.captures.joined_by(stream, event) else { return true };
+        let scope = |stream: Stream| self.scopes.of(|open| open == stream);
+        !self.config.habits.captures_in_scopes
+            || (scope(stream).is_none_or(|own| mates.iter().any(|mate| scope(*mate) == Some(own)))
+                && self.thread_of(stream).is_none())
     }
 
     /// Whether the stream's next work may use the block: in the order of its capture, if it captures.
@@ -66,7 +89,9 @@ impl Execution {
         let Some(live) = self.blocks.get(&block) else { return false };
         let capture = self.captures.of(stream);
         let mut streams = vec![stream];
-        if let Some(scope) = live.scope {
+        if let Some(scope) = live.scope
+            && !self.config.habits.frees_on_own_stream
+        {
             streams.push(live.stream);
             streams.extend(self.scopes.open_in(scope));
         }
@@ -90,7 +115,10 @@ impl Execution {
     }
 
     pub(super) fn can_open(&self, scope: Scope, stream: Stream) -> bool {
-        self.config.new_scope.is_some() && usize::from(scope) < MAX_SCOPES && !self.scopes.is_open(stream)
+        self.config.new_scope.is_some()
+            && usize::from(scope) < MAX_SCOPES
+            && !self.scopes.is_open(stream)
+            && !(self.config.habits.captures_in_scopes && self.captures.is_capturing(stream))
     }
 
     pub(super) fn has_scope(&self, scope: Scope) -> bool {

@@ -47,16 +47,17 @@ impl Execution {
     }
 
     /// Records that a capture frees a block. The capturing stream's own scope keeps it for all its graphs;
-    /// another scope keeps it for this graph only.
+    /// another scope keeps it for this graph only, unless it is a private pool of PyTorch.
     pub(super) fn note_captured_free(&mut self, id: CaptureId, block: Block, stream: Stream) {
         let serving = self.scope_of(stream);
+        let foreign = if self.config.habits.captures_in_scopes { Kept::No } else { Kept::Alone };
         let capture = self.captures.live.iter_mut().find(|capture| capture.id == id);
         let mut pieces = capture.into_iter().flat_map(|capture| &mut capture.pieces);
         if let Some(piece) = pieces.find(|piece| piece.block == block) {
             piece.kept = match piece.scope {
                 None => Kept::No,
                 scope if scope == serving => Kept::ByScope,
-                Some(_) => Kept::Alone,
+                Some(_) => foreign,
             };
         }
     }

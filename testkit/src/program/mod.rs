@@ -50,7 +50,7 @@ mod summary;
 mod sweep;
 mod worker;
 
-pub use config::{Build, Config, NewScope, ScopeOfGraphs};
+pub use config::{Build, Config, NewScope, OnCapture, ScopeOfGraphs};
 pub use failure::{Failure, FailureKind};
 pub use habits::Habits;
 pub use op::{Block, Event, MAX_EVENTS, MAX_SCOPES, MAX_STREAMS, Mistake, Op, Scope, Stream};

@@ -2,7 +2,7 @@
 
 use super::FailureKind;
 use super::broken::{Broken, Checks};
-use super::execution::Execution;
+use super::execution::{Execution, StreamState};
 use super::op::Op;
 use super::worker::Worker;
 
@@ -63,6 +63,18 @@ impl Session {
         let (execution, result) = worker.step(execution, op).ok_or_else(gone)?;
         self.executions[self.device] = Some(execution);
         result
+    }
+
+    /// Ends the captures of a program that broke a rule, so that its resources can give back their memory.
+    pub(super) fn end_captures(&self) {
+        for execution in self.executions.iter().flatten() {
+            for capture in &execution.captures.live {
+                if let StreamState::Alive(origin) = execution.stream_state(capture.origin) {
+                    // The rule that was broken says more than this error.
+                    let _ended = execution.device.end_capture(origin);
+                }
+            }
+        }
     }
 
     /// Ends each capture on its thread, then the programs of all devices; returns the executions.

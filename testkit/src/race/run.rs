@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-use millpond_core::{DeviceMemoryResource, DriverHandle};
+use millpond_core::{DeviceMemoryResource, Driver, DriverHandle, StreamRef};
 use millpond_driver::sim::{Observer, Schedule, SimConfig, SimDevice};
 
 use super::Race;
@@ -47,14 +47,26 @@ impl Race {
                 catch_unwind(inspect).map_err(|panic| text_of(&*panic))?;
             }
         }
+        let mut streams = Vec::new();
         for runner in &mut runners {
-            runner.finish()?;
+            streams.extend(runner.finish()?);
         }
         let mut summary = Summary::default();
         runners.into_iter().for_each(|runner| summary += runner.summary);
         let statistics = resource.statistics().filter(|_| subject.statistics != StatisticsCheck::None);
         let counted = statistics.map(|s| (s.blocks_in_use, s.bytes_in_use, s.deallocations == s.allocations));
+        let destroy = |streams: Vec<StreamRef>| {
+            // SAFETY: the threads have ended, and all blocks were freed.
+            let mut ended = streams.into_iter().map(|stream| unsafe { device.stream_destroy(stream) });
+            ended.try_for_each(|ended| ended.map_err(|error| error.to_string()))
+        };
+        let (before, after) = match self.habits.ends_before_streams {
+            true => (Vec::new(), streams),
+            false => (streams, Vec::new()),
+        };
+        destroy(before)?;
         drop(resource);
+        destroy(after)?;
         if counted.is_some_and(|counted| counted != (0, 0, true)) {
             return Err(format!("after the last free the statistics are {statistics:?}"));
         }

@@ -103,20 +103,15 @@ impl<'a> Runner<'a> {
         Ok(())
     }
 
-    /// Frees the remaining blocks and destroys the streams. No other thread runs.
-    pub(super) fn finish(&mut self) -> Result<(), String> {
+    /// Frees the remaining blocks, and returns the streams, which nothing uses then. No other thread runs.
+    pub(super) fn finish(&mut self) -> Result<impl Iterator<Item = StreamRef> + use<>, String> {
         while let Some(handed) = self.hand_over.take(0) {
             self.free_handed(&handed, false)?;
         }
         while !self.live.is_empty() {
             self.free_one();
         }
-        for stream in self.brief.into_iter().chain([self.stream]) {
-            // SAFETY: no other thread uses the stream any more, and the blocks that were handed over were
-            // freed above.
-            unsafe { self.device.stream_destroy(stream) }.map_err(text)?;
-        }
-        Ok(())
+        Ok(self.brief.into_iter().chain([self.stream]))
     }
 
     fn wide_step(&mut self) -> Result<(), String> {
