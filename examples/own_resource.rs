@@ -106,7 +106,7 @@ unsafe impl<R: DeviceMemoryResource> DeviceMemoryResource for BumpMemoryResource
     }
 
     fn statistics(&self) -> Option<ResourceStatistics> {
-        None
+        self.upstream.statistics()
     }
 
     fn trim(&self, _keep_bytes: u64) -> Result<u64> {

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::driver::{CaptureModeGuard, call};
+use crate::driver::{CaptureModeGuard, Driver, DriverResult, call, is_capturing};
 use crate::find::stack_of;
 use crate::map_of_stack::map_of;
 use crate::{
@@ -35,16 +35,18 @@ pub trait DeviceMemoryResourceExt: DeviceMemoryResource {
     /// Allocates a block that any stream may use as soon as the call returns.
     ///
     /// The method calls [`allocate`](DeviceMemoryResource::allocate) on the legacy default stream. If the
-    /// resource is stream-ordered, the method then waits for that stream.
+    /// resource is stream-ordered, the method then waits for that stream. While a blocking stream captures a
+    /// graph, CUDA refuses to wait for the legacy stream, so the method waits for
+    /// [all work](crate::driver::Driver::synchronize_beside_captures) of the device instead.
     ///
     /// # Errors
-    /// The errors of `allocate` and of the wait. While a blocking stream captures a graph, CUDA refuses the
-    /// wait. If the wait fails, the method frees the block before it returns the error.
+    /// The errors of `allocate` and of the wait. If the wait fails, the method frees the block before it
+    /// returns the error.
     fn allocate_sync(&self, layout: Layout) -> Result<DevicePtr> {
         let ptr = self.allocate(layout, StreamRef::LEGACY)?;
         if self.is_stream_ordered() && !ptr.is_null() {
             let _captures = CaptureModeGuard::relaxed(&**self.driver());
-            let waited = call(&**self.driver(), |driver| driver.stream_synchronize(StreamRef::LEGACY));
+            let waited = call(&**self.driver(), wait_for_legacy);
             waited.inspect_err(|_| {
                 // SAFETY: the block was just allocated with this layout, and no work used it.
                 unsafe { self.deallocate(ptr, layout, StreamRef::LEGACY) }
@@ -153,6 +155,14 @@ pub trait DeviceMemoryResourceExt: DeviceMemoryResource {
 }
 
 impl<R: DeviceMemoryResource + ?Sized> DeviceMemoryResourceExt for R {}
+
+/// Waits for the work of the legacy default stream, also while a blocking stream captures a graph.
+fn wait_for_legacy(driver: &dyn Driver) -> DriverResult<()> {
+    if is_capturing(driver, StreamRef::LEGACY)? && driver.synchronize_beside_captures()? {
+        return Ok(());
+    }
+    driver.stream_synchronize(StreamRef::LEGACY)
+}
 
 /// Adds the method `layer` to a `Result`. Several layers then need only one `?`, at the end:
 /// `CudaMemoryResource::new(device).layer(first).layer(second)?`.

@@ -4,6 +4,10 @@
 //! A segment is contiguous memory that a pool holds. A pool reports a segment after the pool has allocated or
 //! freed it, and holds no lock during the report. If there is no watcher, a report only reads one atomic
 //! counter.
+//!
+//! A pool that maps pages may build a block from several pieces of its memory, at another address. It then
+//! reports that the pieces are unmapped and that the block is mapped, and the reverse when the block is free
+//! again. So the segments never list a byte of the device twice.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
@@ -20,9 +24,9 @@ pub enum SegmentAction {
     Allocate,
     /// The pool returned the segment to its upstream.
     Free,
-    /// The pool created physical memory and mapped it.
+    /// The pool created physical memory and mapped it, or memory of the pool came to this address.
     Map,
-    /// The pool unmapped physical memory and released it.
+    /// The pool unmapped physical memory and released it, or the memory went to another address.
     Unmap,
 }
 

@@ -18,7 +18,7 @@ use crate::shadow::{Fault, ShadowAllocator};
 /// Put this wrapper on top of the resource under test. The device then checks that blocks do not overlap, lie
 /// in allocated memory, and reach each stream after every earlier use. The shadow checks addresses and
 /// layouts in the same way, and counts blocks. In every other respect the wrapper changes nothing, also for
-/// `Display`.
+/// `Display`. It is a layer of its own, so `find_trait` and `stack` continue in the resource under test.
 pub struct Checked<R> {
     inner: R,
     device: Option<Arc<SimDevice>>,
@@ -89,7 +89,7 @@ where
     }
 
     fn upstream(&self) -> Option<&dyn DeviceMemoryResource> {
-        self.inner.upstream()
+        Some(&self.inner)
     }
 
     fn is_equal(&self, other: &dyn DeviceMemoryResource) -> bool {

@@ -34,14 +34,20 @@ struct Program {
     streams: [StreamRef; 3],
     rng: Rng,
     blocks: Vec<(DevicePtr, u64, StreamRef)>,
+    /// The bytes that the stack had reserved after each allocation.
+    reserved: Vec<u64>,
 }
 
 impl Program {
     fn new(text: &str, seed: u64) -> Self {
-        let device = SimDevice::new(SimConfig::with_capacity(256 * MIB));
+        Self::on(SimDevice::new(SimConfig::with_capacity(256 * MIB)), text, seed)
+    }
+
+    fn on(device: Arc<SimDevice>, text: &str, seed: u64) -> Self {
         let own = [(); 2].map(|()| device.stream_create(StreamFlags::NON_BLOCKING).unwrap());
         let streams = [StreamRef::LEGACY, own[0], own[1]];
-        Self { stack: build(text, &device), streams, rng: Rng::new(seed), blocks: Vec::new() }
+        let (stack, rng) = (build(text, &device), Rng::new(seed));
+        Self { stack, streams, rng, blocks: Vec::new(), reserved: Vec::new() }
     }
 
     /// Not inlined, so that stacks name it.
@@ -54,6 +60,7 @@ impl Program {
                 let (bytes, stream) = (rng.between(1, largest), *rng.pick(&self.streams).unwrap());
                 if let Ok(ptr) = stack.allocate_bytes(bytes, stream) {
                     self.blocks.push((ptr, bytes, stream));
+                    self.reserved.push(stack.memory_map().unwrap().bytes_reserved());
                 }
             } else {
                 let (ptr, bytes, stream) =
@@ -70,7 +77,8 @@ impl Program {
 }
 
 /// Checks that a snapshot has the live blocks, that its events lead to them, and that its segments hold every
-/// block at every moment, as PyTorch's viewer needs it.
+/// block at every moment, as PyTorch's viewer needs it. After each allocation, the segments have the bytes
+/// that the stack had reserved.
 fn check(program: &Program, text: &str) -> Imported {
     let read = imported(&memory_snapshot(&program.stack).unwrap());
     let check = read.check().expect("the snapshot has a state");
@@ -83,12 +91,17 @@ fn check(program: &Program, text: &str) -> Imported {
     assert_eq!(reserved, map.bytes_reserved(), "{text}: {:?}", read.unknowns());
     let odd = read.unknowns().iter().find(|unknown| unknown.code == "odd_segments");
     assert!(odd.is_none(), "{text}: {odd:?}");
-    check_segments(&read, text);
+    let traced = check_segments(&read, text);
+    // A full ring has only the last allocations.
+    assert!(traced.len() <= program.reserved.len(), "{text}");
+    assert_eq!(traced, program.reserved[program.reserved.len() - traced.len()..], "{text}");
     read
 }
 
-fn check_segments(read: &Imported, text: &str) {
+/// Returns the bytes of the segments after each allocation.
+fn check_segments(read: &Imported, text: &str) -> Vec<u64> {
     let mut segments: BTreeMap<u64, u64> = BTreeMap::new();
+    let mut reserved = Vec::new();
     for (at, event) in read.events().enumerate() {
         let (start, end) = (event.address, event.address + event.bytes);
         match event.kind {
@@ -114,10 +127,14 @@ fn check_segments(read: &Imported, text: &str) {
             EventKind::Allocate => {
                 let is_held = segments.range(..=start).next_back().is_some_and(|(_, end)| *end > start);
                 assert!(is_held, "{text}, event {at}: the block at {start:#x} is in no segment");
+                if !event.is_before {
+                    reserved.push(segments.iter().map(|(start, end)| end - start).sum());
+                }
             }
             _ => {}
         }
     }
+    reserved
 }
 
 const STACKS: &[&str] = &[
@@ -156,6 +173,45 @@ fn a_snapshot_says_what_the_stack_says() {
             program.stack.trim(0).unwrap();
             check(&program, text);
         }
+    }
+}
+
+/// On a device that the program fills, the pool moves much memory. The sums of the segments are then the
+/// bytes that the device counts.
+#[test]
+fn the_segments_of_a_full_device_have_the_bytes_that_the_device_counts() {
+    let mut largest = 0;
+    for text in ["cuda+pool", "cuda+pool+binning:bins=4KiB/64KiB/1MiB"] {
+        for seed in 0..8 {
+            let device = SimDevice::new(SimConfig::with_capacity(64 * MIB));
+            let mut program = Program::on(Arc::clone(&device), &format!("{text}+recording"), seed);
+            for _ in 0..20 {
+                program.run(20);
+                check(&program, text);
+                let memory = device.mem_get_info().unwrap();
+                let reserved = program.stack.memory_map().unwrap().bytes_reserved();
+                assert_eq!(reserved, memory.total - memory.free, "{text}");
+                largest = largest.max(reserved);
+            }
+            // The recorder hears the end of the pool, which returns all blocks.
+            let recorder = Arc::clone(find_trait::<dyn Recording>(&program.stack).unwrap().recorder());
+            drop(program);
+            // Other tests have pools, too.
+            let (events, _) = recorder.events();
+            let own = events.iter().filter(|event| event.device == device.device());
+            let left: i128 = own.map(|event| bytes_added(event.action.name(), event.bytes)).sum();
+            assert_eq!(left, 0, "{text}");
+        }
+    }
+    assert!(largest >= 62 * MIB, "no program filled the device");
+}
+
+/// Returns the bytes that an event adds to the segments.
+fn bytes_added(action: &str, bytes: u64) -> i128 {
+    match action {
+        "segment_alloc" | "segment_map" => i128::from(bytes),
+        "segment_free" | "segment_unmap" => -i128::from(bytes),
+        _ => 0,
     }
 }
 

@@ -1,12 +1,9 @@
-//! Adds to a trace the segments that its blocks lie in, where the pool's own events do not tell.
-//!
-//! A pool that maps pages may serve a block from several pieces of memory, at an address where the block
-//! alone is mapped. PyTorch has no such blocks: its viewer expects a segment around each. So the trace says
-//! that memory moves there. Without a pool, each block is a segment.
+//! Adds a segment to a trace for each block that lies in no segment of a pool. PyTorch's viewer expects a
+//! segment around each block.
 
 use std::collections::BTreeMap;
 
-use millpond_core::{MemoryMap, MemorySegment};
+use millpond_core::MemoryMap;
 use rustc_hash::FxHashSet;
 
 use super::recorder::{Action, RecordedEvent};
@@ -67,28 +64,15 @@ impl Ranges {
     }
 }
 
-/// Memory that moves to the address of a stitched block.
-struct Move<'a> {
-    segment: &'a MemorySegment,
-    /// The number of events before it.
-    at: usize,
-}
-
 /// Returns the events of one device with the segments that are missing. `events` are in order, and end when
 /// the map was made.
 pub(super) fn covered(events: &[RecordedEvent], map: &MemoryMap) -> Vec<RecordedEvent> {
     let is_mapped = map.segments.iter().any(|segment| segment.is_mapped);
-    let mut moves = moves(events, map);
-    moves.sort_by_key(|it| std::cmp::Reverse(it.at));
-    let mut ranges = start(events, map, &moves);
+    let mut ranges = start(events, map);
     let mut all = Vec::with_capacity(events.len());
     // The blocks whose segment this function added.
     let mut alone = FxHashSet::default();
-    for (at, event) in events.iter().enumerate() {
-        while moves.last().is_some_and(|it| it.at == at) {
-            let next = moves.pop().into_iter();
-            next.for_each(|it| add_move(it.segment, event, &mut all, &mut ranges));
-        }
+    for event in events {
         match event.action {
             Action::Allocate if !ranges.holds(event.address) => {
                 let bytes = event.bytes.next_multiple_of(ALIGNMENT);
@@ -105,9 +89,6 @@ pub(super) fn covered(events: &[RecordedEvent], map: &MemoryMap) -> Vec<Recorded
             let bytes = event.bytes.next_multiple_of(ALIGNMENT);
             all.push(segment_event(event, free_action(is_mapped), event.address, bytes));
         }
-    }
-    if let Some(last) = events.last() {
-        moves.iter().rev().for_each(|it| add_move(it.segment, last, &mut all, &mut ranges));
     }
     all
 }
@@ -127,61 +108,11 @@ fn segment_event(beside: &RecordedEvent, action: Action, address: u64, bytes: u6
     RecordedEvent { action, address, bytes, stream: 0, stack: 0, ..*beside }
 }
 
-fn add_move(
-    segment: &MemorySegment,
-    beside: &RecordedEvent,
-    all: &mut Vec<RecordedEvent>,
-    ranges: &mut Ranges,
-) {
-    let pieces = segment.pieces.iter().map(|(address, bytes)| (Action::SegmentUnmap, *address, *bytes));
-    for (action, address, bytes) in pieces.chain([(Action::SegmentMap, segment.address, segment.bytes)]) {
-        ranges.apply(action, address, bytes);
-        all.push(segment_event(beside, action, address, bytes));
-    }
-}
-
-/// Returns when memory moves to each stitched block that is live: before its first allocation after the last
-/// change of its pieces. Blocks from before the trace have no move.
-fn moves<'a>(events: &[RecordedEvent], map: &'a MemoryMap) -> Vec<Move<'a>> {
-    let is_segment =
-        |event: &RecordedEvent| matches!(event.action, Action::SegmentMap | Action::SegmentUnmap);
-    let stitched = map.segments.iter().filter(|segment| !segment.pieces.is_empty());
-    stitched
-        .filter_map(|segment| {
-            let touches = |event: &RecordedEvent| {
-                let end = event.address.saturating_add(event.bytes);
-                segment
-                    .pieces
-                    .iter()
-                    .any(|(address, bytes)| *address < end && event.address < address + bytes)
-            };
-            let changed = events.iter().rposition(|event| is_segment(event) && touches(event));
-            let after = changed.map_or(0, |at| at + 1);
-            let is_in = |event: &RecordedEvent| {
-                event.action == Action::Allocate
-                    && event.address >= segment.address
-                    && event.address - segment.address < segment.bytes
-            };
-            // A large block is the whole segment, so its last allocation is the one that is live.
-            let found = match segment.blocks.len() {
-                1 => events[after..].iter().rposition(is_in),
-                _ => events[after..].iter().position(is_in),
-            };
-            let at = found.map(|at| after + at).or(changed.map(|_| after))?;
-            Some(Move { segment, at })
-        })
-        .collect()
-}
-
 /// Returns the segments before the first event.
-fn start(events: &[RecordedEvent], map: &MemoryMap, moves: &[Move<'_>]) -> Ranges {
+fn start(events: &[RecordedEvent], map: &MemoryMap) -> Ranges {
     let mut ranges = Ranges::default();
     for segment in &map.segments {
         ranges.add(segment.address, segment.address + segment.bytes);
-    }
-    for Move { segment, .. } in moves {
-        ranges.remove(segment.address, segment.address + segment.bytes);
-        segment.pieces.iter().for_each(|(address, bytes)| ranges.add(*address, address + bytes));
     }
     // Without a pool, the blocks are the segments, and each was added by its allocation.
     if map.pools.is_empty() {

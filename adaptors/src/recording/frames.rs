@@ -117,7 +117,10 @@ impl StackSource for Native {
             let is_ours = parts.iter().any(|part| frame.name.contains(part));
             frame.name.starts_with("backtrace::") || (is_ours && !frame.name.contains("::tests::"))
         };
-        let own = frames.iter().take_while(|frame| is_own(frame)).count();
+        // Between them are frames of the standard library, such as `Result::map_err`.
+        let is_std = |frame: &Frame| ["core::", "std::"].iter().any(|start| frame.name.starts_with(start));
+        let first = frames.iter().take_while(|frame| is_own(frame) || is_std(frame)).count();
+        let own = frames[..first].iter().rposition(is_own).map_or(0, |last| last + 1);
         if own < frames.len() {
             frames.drain(..own);
         }

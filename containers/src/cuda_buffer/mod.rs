@@ -32,9 +32,9 @@ use crate::{ConversionError, CudaBufferView, CudaBufferViewMut, DeviceBuffer, De
 /// waits for the last write, and a write waits for all earlier uses. Only streams wait, never the host.
 ///
 /// This order exists only while the `CudaContext` tracks events (`is_managing_stream_synchronization`): its
-/// event tracking is on, and it has a stream that `new_stream` or `fork` made. A context that has only
-/// default, per-thread and borrowed streams tracks no events. Without events, a copy on another stream makes
-/// the host wait, and a kernel launch orders nothing.
+/// event tracking is on, and it created a stream itself. A context that has only default, per-thread and
+/// borrowed streams tracks no events. Without events, a copy on another stream makes the host wait, and a
+/// kernel launch orders nothing.
 ///
 /// cudarc remembers only the last kernel that reads a buffer. If kernels on several streams read the buffer,
 /// make one more stream wait for all of them (`CudaStream::join`). Before a write, make the stream of the

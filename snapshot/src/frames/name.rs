@@ -34,8 +34,43 @@ pub(crate) fn is_native(frame: Frame<'_>) -> bool {
 }
 
 /// Returns a function's name with its namespaces, but without its return type, its arguments and its template
-/// arguments: `at::native::add` for `at::Tensor at::native::add<float>(int)`.
+/// arguments: `at::native::add` for `at::Tensor at::native::add<float>(int)`. A method of a Rust trait has
+/// the name of its type: `pool::Pool::get` for `<pool::Pool<R> as core::Get>::get`.
 pub(super) fn qualified(function: &str) -> String {
+    match of_rust_type(function) {
+        Some((of, method)) => format!("{}{method}", without_types(of)),
+        None => without_types(function),
+    }
+}
+
+/// Returns the type and the rest of a name of Rust such as `<Type as Trait>::method` or `<Type>::method`.
+fn of_rust_type(function: &str) -> Option<(&str, &str)> {
+    let mut depth = 0_usize;
+    let is_end = |(at, char): &(usize, char)| {
+        match char {
+            '<' => depth += 1,
+            // The arrow of a function's type is no bracket.
+            '>' if !function[..*at].ends_with('-') => depth = depth.saturating_sub(1),
+            _ => {}
+        }
+        depth == 0
+    };
+    let (end, _) = function.char_indices().find(is_end).filter(|(end, _)| *end > 0)?;
+    let (inner, method) = (&function[1..end], &function[end + 1..]);
+    let of = type_before_as(inner).trim_start_matches(['&', '*']);
+    method.starts_with("::").then_some((of, method))
+}
+
+/// Returns the text before the ` as ` that is in no brackets.
+fn type_before_as(inner: &str) -> &str {
+    let is_outside = |(at, _): &(usize, &str)| {
+        let before = &inner[..*at];
+        before.matches('<').count() + before.matches("->").count() == before.matches('>').count()
+    };
+    inner.match_indices(" as ").find(is_outside).map_or(inner, |(at, _)| &inner[..at])
+}
+
+fn without_types(function: &str) -> String {
     const ANONYMOUS: &str = "(anonymous namespace)";
     let mut name = String::new();
     let mut depth = 0_usize;
@@ -109,6 +144,12 @@ mod tests {
             ("void my::kernel<float, (int)4>(float*)", "my::kernel"),
             ("cfunction_call.lto_priv.0", "cfunction_call.lto_priv.0"),
             ("a::b(int)::{lambda()#1}::operator()() const", "a::b"),
+            ("<a::b::Pool<R> as c::Get>::get", "a::b::Pool::get"),
+            ("<a::Pool<<R as b::Of>::It> as c::Get<d::E>>::get::{{closure}}", "a::Pool::get::{{closure}}"),
+            ("<&mut a::Pool>::get", "a::Pool::get"),
+            ("<fn(a::B) -> c::D as core::ops::FnOnce<()>>::call_once", "fn::call_once"),
+            ("a::b::<impl c::Get for d::Arc<R>>::get", "a::b::::get"),
+            ("<<<", ""),
             ("", ""),
             ("(((<<< >>", ""),
         ] {

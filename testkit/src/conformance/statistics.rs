@@ -1,12 +1,17 @@
 //! Checks that statistics, if the resource has any, agree with the calls.
 
-use millpond_core::{DeviceMemoryResource, ResourceStatistics, StreamRef};
+use millpond_core::{DeviceMemoryResource, DeviceMemoryResourceExt, ResourceStatistics, StreamRef};
 
 use super::Outcome::{self, Passed, Skipped};
 use super::context::{Block, Context, Tested};
 use crate::statistics_check::StatisticsCheck;
 
-bodies![counts_follow_the_calls, peaks_stay, zero_bytes_are_not_counted];
+bodies![
+    counts_follow_the_calls,
+    peaks_stay,
+    statistics_come_from_the_nearest_layer,
+    zero_bytes_are_not_counted,
+];
 
 const S: StreamRef = StreamRef::LEGACY;
 const NONE: Outcome = Skipped("the subject does not declare statistics; see Subject::statistics");
@@ -53,6 +58,16 @@ fn peaks_stay(context: &Context<'_>) -> Outcome {
     let after = statistics(&resource);
     assert_eq!(after.peak_bytes_in_use, peak, "{after:?}");
     assert!(after.peak_bytes_reserved >= after.bytes_reserved, "{after:?}");
+    Passed
+}
+
+fn statistics_come_from_the_nearest_layer(context: &Context<'_>) -> Outcome {
+    let resource = context.build();
+    let layers: Vec<_> = resource.inner().stack().collect();
+    for pair in layers.windows(2) {
+        let [above, below] = [pair[0], pair[1]].map(|layer| layer.statistics().is_some());
+        assert!(above || !below, "`{}` has statistics, but `{}` returns none", pair[1], pair[0]);
+    }
     Passed
 }
 

@@ -31,7 +31,7 @@ fn the_upstream_prints_a_beginning(context: &Context<'_>) -> Outcome {
     use millpond_core::DeviceMemoryResource;
     let resource = context.build();
     let text = resource.to_string();
-    if let Some(upstream) = resource.upstream() {
+    if let Some(upstream) = resource.inner().upstream() {
         let below = upstream.to_string();
         assert!(text.starts_with(&format!("{below}+")), "`{text}` does not begin with `{below}+`");
     }

@@ -118,6 +118,7 @@ fn the_suite_finds_a_mistake_about_each_duty() {
         ("duty 11", Mistake::PrintsAlone, "the_upstream_prints_a_beginning"),
         ("is_equal", Mistake::EqualsAll, "not_equal_to_something_else"),
         ("memory_info", Mistake::InventsFree, "memory_info_is_sane"),
+        ("statistics", Mistake::HidesStatistics, "statistics_come_from_the_nearest_layer"),
         ("no wait", Mistake::Waits, "a_free_block_needs_no_wait"),
     ];
     let of_pool = [

@@ -8,7 +8,7 @@ use millpond::driver::sim::{SimConfig, SimDevice};
 use millpond::driver::{CurrentDeviceGuard, call};
 use millpond::{
     AnyResource, DeviceMemoryResource, DevicePtr, Driver, Error, ErrorKind, LayerMemory, Layout, MemoryInfo,
-    ReportsMemory, Result, StreamRef, Traits, downcast, forward_to_upstream,
+    ReportsMemory, ResourceStatistics, Result, StreamRef, Traits, downcast, forward_to_upstream,
 };
 use millpond_testkit::misuse_recorder::record;
 
@@ -41,6 +41,8 @@ pub(crate) enum Mistake {
     Waits,
     /// It returns more free memory than the device has.
     InventsFree,
+    /// It has no statistics, although the upstream has some.
+    HidesStatistics,
 }
 
 impl Mistake {
@@ -135,7 +137,11 @@ unsafe impl DeviceMemoryResource for Wrong {
         Ok(MemoryInfo { free, ..info })
     }
 
-    forward_to_upstream!(except allocate, deallocate, is_equal, memory_info, provide);
+    fn statistics(&self) -> Option<ResourceStatistics> {
+        self.upstream.statistics().filter(|_| self.mistake != Mistake::HidesStatistics)
+    }
+
+    forward_to_upstream!(except allocate, deallocate, is_equal, memory_info, statistics, provide);
 }
 
 impl fmt::Display for Wrong {

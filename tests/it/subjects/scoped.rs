@@ -8,8 +8,8 @@ use std::sync::{Arc, Mutex};
 use millpond::resources::{CaptureScope, ScopedStream};
 use millpond::stack::StackSpec;
 use millpond::{
-    AnyResource, DeviceMemoryResource, DevicePtr, DriverHandle, Layout, MemoryInfo, ResourceStatistics,
-    Result, StreamRef, forward_to_upstream,
+    AnyResource, DeviceMemoryResource, DevicePtr, DriverHandle, Layout, MemoryInfo, Result, StreamRef,
+    forward_to_upstream,
 };
 use millpond_core::StreamId;
 
@@ -50,9 +50,5 @@ unsafe impl DeviceMemoryResource for Scoped {
         Ok(MemoryInfo { free: free.min(info.total), ..info })
     }
 
-    fn statistics(&self) -> Option<ResourceStatistics> {
-        None
-    }
-
-    forward_to_upstream!(self.stack, except allocate, memory_info, statistics);
+    forward_to_upstream!(self.stack, except allocate, memory_info);
 }

@@ -76,7 +76,7 @@ mod trace;
 mod turns;
 
 use std::fmt::{self, Debug};
-use std::ops::Deref;
+use std::ops::{Deref, DerefMut};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, LazyLock, Weak};
 use std::time::Instant;
@@ -88,6 +88,7 @@ use crate::pool::central::device_books::{Device, Returns};
 use crate::pool::central::turns::Turns;
 use crate::pool::heaps::Heaps;
 use crate::process::Origin;
+use crate::store::pages::Pages;
 use crate::stream_order::backlog::Backlog;
 use crate::stream_order::streams::StreamCell;
 use crate::stream_order::{Epoch, Owner, Reuse};
@@ -95,9 +96,10 @@ use crate::sync::spin_lock::{SpinGuard, SpinLock};
 use crate::tuning::CALLS_WITHOUT_CACHE;
 use millpond_core::driver::Health;
 use millpond_core::misuse::{self, Misuse, MisuseKind};
+use millpond_core::segments::{SegmentEvent, is_watched, report};
 use millpond_core::{
-    DeviceMemoryResource, DevicePtr, DriverError, DriverHandle, Error, LadderCounts, Layout, MemoryInfo,
-    ResourceStatistics, Result, StreamRef, downcast,
+    DeviceId, DeviceMemoryResource, DevicePtr, DriverError, DriverHandle, Error, LadderCounts, Layout,
+    MemoryInfo, ResourceStatistics, Result, StreamRef, downcast,
 };
 
 use crate::stream_order::streams::{PendingRecord, Streams};
@@ -143,18 +145,67 @@ pub(crate) struct Rules {
 }
 
 /// The pool's lock. Tests count how often a thread takes it.
-pub(crate) struct PoolLock(SpinLock<State>);
+pub(crate) struct PoolLock {
+    state: SpinLock<State>,
+    /// The names of the pool in the events of segments.
+    device: DeviceId,
+    pool: u64,
+}
 
 impl PoolLock {
-    fn new(state: State) -> Self {
-        Self(SpinLock::new(state))
+    fn new(state: State, device: DeviceId, pool: u64) -> Self {
+        Self { state: SpinLock::new(state), device, pool }
     }
 
     #[inline]
-    fn lock(&self) -> SpinGuard<'_, State> {
+    fn lock(&self) -> StateGuard<'_> {
         #[cfg(test)]
         tests::LOCKS.with(|locks| locks.set(locks.get() + 1));
-        self.0.lock()
+        StateGuard { guard: Some(self.state.lock()), lock: self }
+    }
+}
+
+/// Access to the state. Dropping it releases the lock. Then it reports the segments that moved meanwhile.
+pub(crate) struct StateGuard<'a> {
+    /// `None` only within the drop.
+    guard: Option<SpinGuard<'a, State>>,
+    lock: &'a PoolLock,
+}
+
+impl StateGuard<'_> {
+    #[cold]
+    fn report(&mut self) {
+        let changes = self.heaps.store.pages_mut().map_or(Vec::new(), Pages::take_changes);
+        self.guard = None;
+        for (action, address, bytes) in changes {
+            report(&SegmentEvent::new(action, self.lock.device, self.lock.pool, address, bytes));
+        }
+    }
+}
+
+impl Deref for StateGuard<'_> {
+    type Target = State;
+
+    #[inline]
+    fn deref(&self) -> &State {
+        self.guard.as_ref().expect("the guard is not being dropped")
+    }
+}
+
+impl DerefMut for StateGuard<'_> {
+    #[inline]
+    fn deref_mut(&mut self) -> &mut State {
+        self.guard.as_mut().expect("the guard is not being dropped")
+    }
+}
+
+impl Drop for StateGuard<'_> {
+    #[inline]
+    fn drop(&mut self) {
+        // A watcher may panic, and a second panic would end the program.
+        if is_watched() && !std::thread::panicking() {
+            self.report();
+        }
     }
 }
 
@@ -302,23 +353,25 @@ impl<R: DeviceMemoryResource> Central<R> {
             upstream_is_ordered: upstream.is_stream_ordered(),
             has_peers: is_over_device,
         };
+        let name = Name::new(format!("{upstream}+{layer}"));
+        let state = State {
+            rules,
+            heaps,
+            streams: Streams::new(),
+            ladder: LadderCounts::default(),
+            backlog: Backlog::default(),
+            is_closed: false,
+        };
         let core = Arc::new(CentralCore {
-            name: Name::new(format!("{upstream}+{layer}")),
+            admits_peers: state.heaps.admits_peers(),
+            state: PoolLock::new(state, driver.device(), name.id),
+            name,
             device_memory: is_over_device.then(|| CudaMemoryResource::new(driver.clone())),
             device: is_over_device.then(|| Device::of(&*driver)),
             own_returns: AtomicU64::new(0),
             health: Arc::clone(driver.health()),
             driver,
             rules,
-            admits_peers: heaps.admits_peers(),
-            state: PoolLock::new(State {
-                rules,
-                heaps,
-                streams: Streams::new(),
-                ladder: LadderCounts::default(),
-                backlog: Backlog::default(),
-                is_closed: false,
-            }),
             turns: Turns::default(),
             misuses: AtomicU64::new(0),
             origin: Origin::here(),

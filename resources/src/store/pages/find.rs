@@ -155,7 +155,9 @@ impl Pages {
                 self.aliases.note_block(alias);
                 let taken = self.take_pieces(&pieces, owner);
                 let pieces: Vec<ChunkId> = taken.iter().map(|kept| kept.id).collect();
-                (self.link(&pieces), addr)
+                let block = self.link(&pieces);
+                self.note_stitched(block, addr);
+                (block, addr)
             }
         };
         self.note_use();

@@ -29,6 +29,7 @@
 //! | `find` | finds free bytes in the primary mapping and in aliases |
 //! | `free_ends`, `aliases` | free ends of handles; runs of them in alias mappings |
 //! | `stitch`, `plan` | choose the pieces of a block and the new memory; commit and abort |
+//! | `stitched` | the blocks in aliases, and the moves of segments that watchers hear of |
 //! | `release` | returns memory to the driver |
 //! | `driver_calls` | the driver calls of plans and releases |
 //! | `access` | how physical memory is created, and which devices have access to it |
@@ -51,6 +52,7 @@ mod release;
 mod replay;
 mod state;
 mod stitch;
+mod stitched;
 mod store;
 #[cfg(test)]
 mod tests;

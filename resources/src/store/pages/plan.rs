@@ -374,7 +374,11 @@ impl Pages {
                 self.heap(range).chunk(first).addr
             }
         };
-        (self.link(&pieces), addr)
+        let block = self.link(&pieces);
+        if plan.alias.is_some() {
+            self.note_stitched(block, addr);
+        }
+        (block, addr)
     }
 
     /// Frees everything that a plan set aside, if it failed or was not run.

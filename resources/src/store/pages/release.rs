@@ -279,6 +279,7 @@ impl Pages {
     /// Plans to release everything, in use or not, when the pool ends. After that only this method may be
     /// called, and only if the release failed.
     pub(crate) fn release_all(&mut self) -> Release {
+        self.note_all_freed();
         let mut retired = std::mem::take(&mut self.unfinished);
         let ids: Vec<HandleId> = self.handles.iter().map(|(id, _)| id).collect();
         for id in ids {

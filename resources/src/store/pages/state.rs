@@ -12,6 +12,7 @@ use crate::store::pages::driver_calls::Retired;
 use crate::store::pages::free_ends::FreeEnds;
 use crate::store::pages::handles::{AddressRange, Handles, RANGES};
 use crate::store::pages::policy::CallBudget;
+use crate::store::pages::stitched::Stitched;
 use crate::stream_order::{Epoch, Owner};
 use crate::tuning::{ADDRESS_FACTOR, CHUNKS_COMPARED, Policy};
 
@@ -65,6 +66,7 @@ pub(crate) struct Pages {
     pub(super) unfinished: Vec<Retired>,
     /// Empty between two uses; it keeps its memory.
     pub(super) free_ends: RefCell<FreeEnds>,
+    pub(super) stitched: Stitched,
 }
 
 impl Pages {
@@ -95,6 +97,7 @@ impl Pages {
             extra_pieces: 0,
             unfinished: Vec::new(),
             free_ends: RefCell::default(),
+            stitched: Stitched::default(),
         }
     }
 
@@ -153,6 +156,7 @@ impl Pages {
 
     /// Frees a block, with all its pieces, for `owner`.
     pub(super) fn free_block(&mut self, block: ChunkId, owner: Owner, epoch: Epoch) {
+        self.note_freed(block);
         let mut next = block;
         while next != NIL {
             let (range, chunk) = unpack(next);
