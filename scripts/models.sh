@@ -8,7 +8,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-for package in resources plan; do
+for package in adaptors plan resources; do
     # Only the package itself has the cfg. All other crates are those that `cargo test` builds.
     program=$(cargo rustc --package "millpond-$package" --lib --profile test --locked --message-format json \
         -- --cfg millpond_loom | sed -n 's/.*"executable":"\([^"]*\)".*/\1/p')

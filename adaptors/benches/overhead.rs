@@ -20,9 +20,10 @@ use std::hint::black_box;
 use std::sync::Barrier;
 use std::time::Instant;
 
+use millpond_adaptors::BudgetLayer;
 use millpond_core::stack::{LayerEntry, LayerKind, LayerTable, StackSpec};
 use millpond_core::{
-    Accessibility, AnyResource, DeviceMemoryResource, DevicePtr, DriverHandle, Layout, MemoryInfo,
+    Accessibility, AnyResource, ByteSize, DeviceMemoryResource, DevicePtr, DriverHandle, Layout, MemoryInfo,
     ResourceStatistics, Result, StreamRef, Traits, is_same,
 };
 use millpond_driver::sim::{SimConfig, SimDevice};
@@ -40,6 +41,10 @@ const ROWS: &[(&str, usize, usize, usize)] = &[
     ("limiting:limit=100%", 1000, 2, 1_000_000),
     ("limiting:limit=100%", 1000, 4, 1_000_000),
     ("limiting:limit=100%", 1000, 16, 1_000_000),
+    ("budget:name=etl,limit=100%,parent=job", 1000, 1, 1_000_000),
+    ("budget:name=etl,limit=100%,parent=job", 1000, 2, 1_000_000),
+    ("budget:name=etl,limit=100%,parent=job", 1000, 4, 1_000_000),
+    ("budget:name=etl,limit=100%,parent=job", 1000, 16, 1_000_000),
     ("failure_callback", 1000, 1, 1_000_000),
     ("retry", 1000, 1, 1_000_000),
     ("fallback:to=(nothing)", 1000, 1, 1_000_000),
@@ -100,6 +105,13 @@ fn added(adaptor: &str, live: usize, threads: usize, steps: usize) -> [f64; 3] {
 
 fn stack(text: &str) -> AnyResource {
     let driver: DriverHandle = SimDevice::new(SimConfig::h200());
+    // The row `budget` is the third level of a tree.
+    let budget = |name| BudgetLayer::new(name, ByteSize::PercentOfFree(100.0));
+    let above = budget("node").open(&*driver).and_then(|node| {
+        let job = budget("job").parent("node").open(&*driver)?;
+        Ok((node, job))
+    });
+    let _above = above.unwrap_or_else(|e| panic!("{e}"));
     let layers = millpond_adaptors::LAYERS.iter().chain(millpond_resources::LAYERS).copied();
     let table = LayerTable::new(layers).with([NOTHING, FAILURE_CALLBACK]);
     text.parse::<StackSpec>().and_then(|spec| spec.build(&table, &driver)).unwrap_or_else(|e| panic!("{e}"))

@@ -4,6 +4,7 @@
 //! | adaptor | in text | effect |
 //! |---|---|---|
 //! | [`AlignedResourceAdaptor`] | `aligned` | aligns blocks to more than 256 bytes |
+//! | [`BudgetResourceAdaptor`] | `budget` | limits the live bytes by budgets in a tree |
 //! | [`FailureCallbackResourceAdaptor`] | – | when memory is out, calls a function, and retries if told to |
 //! | [`FallbackResourceAdaptor`] | `fallback` | when memory is out, uses another resource |
 //! | [`LimitingResourceAdaptor`] | `limiting` | limits the live bytes |
@@ -20,12 +21,13 @@
 //! that a [`StackSpec`](millpond_core::stack::StackSpec) can build. Only `failure_callback` is missing,
 //! because a text cannot name a function.
 //!
-//! The adaptors `limiting`, `logging`, `statistics` and `tracking` each have a trait, such as
+//! The adaptors `budget`, `limiting`, `logging`, `statistics` and `tracking` each have a trait, such as
 //! [`AllocationCounters`]. If you do not know the types of a stack, [`find_trait`](millpond_core::find_trait)
 //! finds the adaptor by its trait.
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
 pub mod aligned;
+pub mod budget;
 #[cfg(feature = "debug-log")]
 pub mod debug_log;
 #[cfg(test)]
@@ -44,6 +46,7 @@ pub mod recording;
 pub mod retry;
 mod shards;
 pub mod statistics;
+mod sync;
 pub mod thread_safe;
 mod timeout;
 pub mod tracking;
@@ -53,6 +56,7 @@ mod waiting;
 use millpond_core::stack::LayerEntry;
 
 pub use aligned::{AlignedLayer, AlignedResourceAdaptor};
+pub use budget::{Budget, BudgetLayer, BudgetResourceAdaptor};
 pub use failure_callback::{FailedRequest, FailureCallbackLayer, FailureCallbackResourceAdaptor};
 pub use fallback::{FallbackLayer, FallbackResourceAdaptor};
 pub use limiting::{LimitingLayer, LimitingResourceAdaptor};
@@ -69,11 +73,12 @@ pub use thread_safe::{ThreadSafeLayer, ThreadSafeResourceAdaptor};
 pub use tracking::{TrackingLayer, TrackingResourceAdaptor};
 #[cfg(feature = "logging")]
 pub use traits::AllocationLog;
-pub use traits::{AllocationCounters, AllocationLimit, AllocationTracker};
+pub use traits::{AllocationBudget, AllocationCounters, AllocationLimit, AllocationTracker};
 
 /// The adaptors that the text of a stack can name.
 pub const LAYERS: &[LayerEntry] = &[
     aligned::layer::ENTRY,
+    budget::layer::ENTRY,
     fallback::layer::ENTRY,
     limiting::layer::ENTRY,
     #[cfg(feature = "logging")]

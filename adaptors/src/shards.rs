@@ -1,19 +1,16 @@
 //! A value divided into one part per thread, so that counting threads do not contend for a cache line.
 
 use std::fmt;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
-use spin::mutex::{SpinMutex, SpinMutexGuard};
+use crate::sync::{AtomicU64, Ordering, SHARDS, SpinMutex, SpinMutexGuard, shard_of_thread};
 
 /// Aligned so that no other value shares its pair of cache lines, which the hardware fetches together.
 #[derive(Default, Debug)]
 #[repr(align(128))]
 pub(crate) struct Apart<T>(pub(crate) T);
 
-/// The number of parts: one for each bit of [`Shards::used`]. More threads share parts.
-const SHARDS: usize = u64::BITS as usize;
-
 /// The most iterations of a spin loop between two checks of a lock: some microseconds.
+#[cfg(not(all(test, millpond_loom)))]
 const LONGEST_PAUSE: u32 = 128;
 
 /// The guard of a spin lock that is held for a few instructions. Its release is a plain store, half the cost
@@ -30,9 +27,15 @@ impl<T> Padded<T> {
         self.0.0.try_lock().unwrap_or_else(|| self.wait())
     }
 
+    #[cfg(all(test, millpond_loom))]
+    fn wait(&self) -> Guard<'_, T> {
+        self.0.0.lock()
+    }
+
     /// Checks the lock less and less often, and in the end yields. Each check takes the cache line from the
     /// thread that holds the lock. Without checks, that thread completes many operations meanwhile, which is
     /// faster overall than alternating.
+    #[cfg(not(all(test, millpond_loom)))]
     #[cold]
     fn wait(&self) -> Guard<'_, T> {
         let mut pause = 1;
@@ -54,8 +57,8 @@ impl<T> Padded<T> {
     }
 }
 
-/// The parts. A thread works on its own part. A thread that needs the whole value locks all parts that were
-/// ever used.
+/// The parts. A thread works on its own part. If there are more threads than parts, threads share parts. A
+/// thread that needs the whole value locks all parts that were ever used.
 pub(crate) struct Shards<T> {
     each: Box<[Padded<T>]>,
     /// A bit for each part that a thread has locked.
@@ -72,9 +75,10 @@ impl<T: Default> Shards<T> {
     pub(crate) fn mine(&self) -> Guard<'_, T> {
         let mine = shard_of_thread();
         // This is every thread's first access to `used`, and all accesses are to one variable. So if two
-        // threads begin at once, at least one of them sees the other's bit.
+        // threads begin at once, at least one of them sees the other's bit. A thread that begins after
+        // another has locked all parts also sees what that thread wrote before.
         if self.used.load(Ordering::Relaxed) & 1 << mine == 0 {
-            self.used.fetch_or(1 << mine, Ordering::Relaxed);
+            self.used.fetch_or(1 << mine, Ordering::AcqRel);
         }
         self.each[mine].lock()
     }
@@ -89,17 +93,17 @@ impl<T: Default> Shards<T> {
     /// Locks and returns all parts in use: the whole value at one moment.
     pub(crate) fn all(&self) -> All<'_, T> {
         let mine = shard_of_thread();
-        let mut used = self.used.fetch_or(1 << mine, Ordering::Relaxed) | 1 << mine;
         loop {
+            let used = self.used.fetch_or(1 << mine, Ordering::AcqRel) | 1 << mine;
             // All threads lock in the same order, so that no two wait for each other.
             let each = (0..SHARDS).filter(|shard| used & 1 << shard != 0);
             let each: Vec<_> = each.map(|shard| self.each[shard].lock()).collect();
+            let all =
+                All { each, mine: (used & ((1 << mine) - 1)).count_ones() as usize, of: &self.used, used };
             // A thread that began meanwhile may have taken from a part before it was locked here.
-            let now = self.used.load(Ordering::Relaxed);
-            if now == used {
-                return All { each, mine: (used & ((1 << mine) - 1)).count_ones() as usize };
+            if all.is_whole() {
+                return all;
             }
-            used = now;
         }
     }
 
@@ -117,22 +121,53 @@ impl<T: Default> Shards<T> {
     }
 }
 
+impl Shards<u64> {
+    /// Subtracts from the thread's part. If the part is too small, first takes halves of other parts. Returns
+    /// false, and subtracts nothing, if that is not enough.
+    #[inline]
+    pub(crate) fn take(&self, amount: u64) -> bool {
+        let mut mine = self.mine();
+        match mine.checked_sub(amount) {
+            Some(left) => {
+                *mine = left;
+                true
+            }
+            None => self.take_from_others(mine, amount),
+        }
+    }
+
+    #[cold]
+    fn take_from_others(&self, mut mine: Guard<'_, u64>, amount: u64) -> bool {
+        let enough = self.visit_others(|other| {
+            let half = *other / 2;
+            if let Some(sum) = mine.checked_add(half) {
+                *mine = sum;
+                *other -= half;
+            }
+            *mine >= amount
+        });
+        if enough {
+            *mine -= amount;
+        }
+        enough
+    }
+}
+
 /// The parts in use, locked.
 pub(crate) struct All<'a, T> {
     pub(crate) each: Vec<Guard<'a, T>>,
     /// The index of the calling thread's part.
     pub(crate) mine: usize,
+    of: &'a AtomicU64,
+    used: u64,
 }
 
-#[inline]
-fn shard_of_thread() -> usize {
-    static NEXT: AtomicUsize = AtomicUsize::new(0);
-    thread_local! {
-        static MINE: usize = NEXT.fetch_add(1, Ordering::Relaxed) % SHARDS;
+impl<T> All<'_, T> {
+    /// Returns whether no thread has begun since the parts were locked.
+    pub(crate) fn is_whole(&self) -> bool {
+        // A change of nothing, so that a thread that begins later sees the writes of this one.
+        self.of.fetch_or(0, Ordering::AcqRel) == self.used
     }
-    // After this local is destroyed, a destructor of another local of the thread may still free memory; any
-    // part will do then.
-    MINE.try_with(|mine| *mine).unwrap_or(0)
 }
 
 impl<T> fmt::Debug for Padded<T> {

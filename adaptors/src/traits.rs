@@ -3,10 +3,18 @@
 
 use millpond_core::Result;
 
+use crate::budget::Budget;
 use crate::statistics::Counters;
 use crate::tracking::Allocation;
 
-/// Gives the limit and the live bytes of a [`LimitingResourceAdaptor`](crate::LimitingResourceAdaptor).
+/// Gives the budget that a [`BudgetResourceAdaptor`](crate::BudgetResourceAdaptor) charges.
+pub trait AllocationBudget {
+    /// See [`BudgetResourceAdaptor::budget`](crate::BudgetResourceAdaptor::budget).
+    fn budget(&self) -> Budget;
+}
+
+/// Gives the limit and the live bytes of a [`LimitingResourceAdaptor`](crate::LimitingResourceAdaptor), or of
+/// the budget of a [`BudgetResourceAdaptor`](crate::BudgetResourceAdaptor).
 pub trait AllocationLimit {
     /// See [`LimitingResourceAdaptor::limit_bytes`](crate::LimitingResourceAdaptor::limit_bytes).
     fn limit_bytes(&self) -> u64;

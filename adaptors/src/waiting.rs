@@ -2,12 +2,11 @@
 
 use std::cell::Cell;
 use std::fmt;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use millpond_core::interrupt::is_interrupted;
-use millpond_core::{DevicePtr, Result};
-use parking_lot::{Condvar, Mutex};
+
+use crate::sync::{AtomicUsize, Condvar, Mutex, Ordering, has_failed};
 
 /// The longest time that a thread waits between two attempts. If a free misses that a thread waits, that
 /// thread loses this much.
@@ -35,6 +34,9 @@ impl<'a> Waiting<'a> {
 
 impl Drop for Waiting<'_> {
     fn drop(&mut self) {
+        if has_failed() {
+            return;
+        }
         self.0.fetch_sub(1, Ordering::Relaxed);
     }
 }
@@ -43,29 +45,30 @@ impl Frees {
     /// Notes that a block was freed.
     #[inline]
     pub(crate) fn note(&self) {
-        if self.waiting.load(Ordering::Relaxed) > 0 {
+        if self.are_awaited() {
             *self.count.lock() += 1;
             self.freed.notify_all();
         }
     }
 
-    /// Calls `attempt` until it serves the request, or fails for a reason other than a lack of memory. Also
-    /// stops when `timeout` has passed since `begin`, or when the program ends the wait. Between two attempts
-    /// it waits for frees. During an attempt it holds no lock.
+    /// Calls `attempt` until it serves the request, or fails for a reason that frees do not help
+    /// (`is_curable`). Also stops when `timeout` has passed since `begin`, or when the program ends the wait.
+    /// Between two attempts it waits for frees. During an attempt it holds no lock.
     #[cold]
-    pub(crate) fn wait_for(
+    pub(crate) fn wait_for<T, E>(
         &self,
         begin: Instant,
         timeout: Duration,
-        mut attempt: impl FnMut() -> Result<DevicePtr>,
-    ) -> Result<DevicePtr> {
+        is_curable: impl Fn(&E) -> bool,
+        mut attempt: impl FnMut() -> Result<T, E>,
+    ) -> Result<T, E> {
         let left = || timeout.checked_sub(begin.elapsed()).filter(|left| !left.is_zero());
         let _waiting = Waiting::begin(&self.waiting);
         loop {
             // Read before the attempt: a later free ends the nap at once.
             let seen = *self.count.lock();
             let error = match attempt() {
-                Err(error) if error.is_out_of_memory() => error,
+                Err(error) if is_curable(&error) => error,
                 other => return other,
             };
             if left().is_none() {
@@ -84,9 +87,10 @@ impl Frees {
         }
     }
 
-    #[cfg(test)]
+    /// Returns whether a thread waits for a free.
+    #[inline]
     pub(crate) fn are_awaited(&self) -> bool {
-        self.waiting.load(Ordering::SeqCst) > 0
+        self.waiting.load(Ordering::Relaxed) > 0
     }
 
     #[cfg(test)]

@@ -92,6 +92,12 @@ def _options(**options: object) -> str:
     return ":" + ",".join(given) if given else ""
 
 
+def _quoted(value: object, name: str) -> str:
+    """Return a name in the form that a stack's text needs, whatever characters it has."""
+    text = _arguments.text(value, name, "the name of a budget")
+    return '"' + text.replace('"', '""') + '"'
+
+
 def _checked(resource: object, name: str) -> None:
     """Refuse an argument that is not a resource."""
     _arguments.instance(resource, name, Resource, _arguments.RESOURCE)
@@ -737,6 +743,65 @@ class LimitingResourceAdaptor(UpstreamResourceAdaptor):
         return self._limits()[1]
 
 
+class BudgetResourceAdaptor(LimitingResourceAdaptor):
+    """Limits the bytes in use by a budget. Budgets form a tree, and lend each other unused bytes.
+
+    A request counts in its own budget and in all budgets above, and fails if one of them has no room for it.
+    A budget may borrow the guaranteed bytes that its siblings do not use. When a sibling needs them, it calls
+    them back: it trims the stacks of the borrowers that `millpond.stack` built, and waits for frees.
+
+    Args:
+        upstream_mr: The resource below.
+        name: The name of the budget. Resources of one device with the same name share the budget. If there is
+            no such budget, it is made with these arguments; otherwise they must be the same.
+        limit: The limit: bytes, a text such as "1GiB", or a share of the free memory such as "50%".
+        parent: The name of the budget above, which must exist.
+        guaranteed: The bytes that this budget can call back, in the same forms as `limit`.
+        priority: Borrowed bytes are called back from the budget with the lowest priority first.
+        wait: The longest wait for borrowed bytes, in seconds.
+        zero: Whether this budget, and the budgets below, fill each new block with zeros on its stream.
+
+    Raises:
+        TypeError: `upstream_mr` is not a resource, or another argument has a wrong type.
+        ValueError: An argument is malformed, the budget exists with other arguments, there is no such parent,
+            or the parent has less to guarantee.
+
+    Example:
+        >>> import millpond
+        >>> pool = millpond.mr.PoolMemoryResource(millpond.mr.CudaMemoryResource())
+        >>> job = millpond.mr.BudgetResourceAdaptor(pool, "job", "8MiB")
+        >>> etl = millpond.mr.BudgetResourceAdaptor(pool, "etl", "8MiB", parent="job", guaranteed="2MiB")
+        >>> buffer = millpond.DeviceBuffer(size=1024, mr=etl)
+        >>> job.get_allocated_bytes()
+        1024
+    """
+
+    def __init__(
+        self,
+        upstream_mr: DeviceMemoryResource,
+        name: str,
+        limit: Size,
+        *,
+        parent: str | None = None,
+        guaranteed: Size | None = None,
+        priority: int = 0,
+        wait: float = 0.1,
+        zero: bool = False,
+    ) -> None:
+        seconds = _arguments.real(wait, "wait", "a number of seconds from 0 to 1e9", 1e9)
+        largest = (1 << 32) - 1
+        options = _options(
+            name=_quoted(name, "name"),
+            limit=_given_size(limit, "limit"),
+            parent=None if parent is None else _quoted(parent, "parent"),
+            guaranteed=_size(guaranteed, "guaranteed"),
+            priority=_arguments.whole(priority, "priority", "a number from 0 to 2**32 - 1", most=largest),
+            wait=f"{round(seconds * 1e6)}us",
+            zero="handover" if _arguments.flag(zero, "zero") else "off",
+        )
+        self._on(upstream_mr, "budget" + options)
+
+
 def _device_file(name: FilePath, device: Device) -> str:
     """Return the absolute path of a device's log. Placeholders such as `{pid}` stay in the path."""
     name = os.fsdecode(name)
@@ -1115,6 +1180,7 @@ _BY_LAYER: dict[str, type[DeviceMemoryResource]] = {
     "failure_callback": FailureCallbackResourceAdaptor,
     "callback": CallbackMemoryResource,
     "limiting": LimitingResourceAdaptor,
+    "budget": BudgetResourceAdaptor,
     "statistics": StatisticsResourceAdaptor,
     "tracking": TrackingResourceAdaptor,
     "prefetch": PrefetchResourceAdaptor,

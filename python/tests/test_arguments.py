@@ -163,6 +163,7 @@ DRIVER.set_memory_manager = lambda manager: None
 RIGHT = {
     "alignment": lambda: 256,
     "allocate_func": lambda: print,
+    "millpond.mr.BudgetResourceAdaptor.limit": lambda: 1 << 20,
     "allocation_limit": lambda: 1 << 20,
     "allocation_size": lambda: 1 << 20,
     "array": lambda: Named(gpu_data=None),

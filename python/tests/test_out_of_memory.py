@@ -33,6 +33,7 @@ STACKS = [
     "cuda+binning",
     "cuda+limiting:limit=1GiB",
     "cuda+pool+limiting:limit=1GiB",
+    "cuda+pool+budget:name=large,limit=1GiB",
     "cuda+pool+statistics",
     "cuda+pool+tracking",
     "cuda+pool+thread_safe",

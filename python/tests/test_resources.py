@@ -44,6 +44,7 @@ BUILDS = {
     "statistics": lambda: mr.StatisticsResourceAdaptor(mr.CudaMemoryResource()),
     "tracking": lambda: mr.TrackingResourceAdaptor(mr.CudaMemoryResource()),
     "limiting": lambda: mr.LimitingResourceAdaptor(mr.CudaMemoryResource(), 1 << 20),
+    "budget": lambda: mr.BudgetResourceAdaptor(mr.CudaMemoryResource(), "build", 1 << 20),
     "prefetch": lambda: mr.PrefetchResourceAdaptor(mr.ManagedMemoryResource()),
     "thread_safe": lambda: mr.ThreadSafeResourceAdaptor(mr.CudaMemoryResource()),
     "aligned": lambda: mr.AlignedResourceAdaptor(mr.CudaMemoryResource(), 4096, 0),
@@ -208,6 +209,46 @@ def test_limiting():
         millpond.DeviceBuffer(size=4 * MIB, mr=limited)
     del first
     assert limited.get_allocated_bytes() == 0
+
+
+def test_budgets():
+    pool = mr.PoolMemoryResource(mr.CudaMemoryResource())
+    job = mr.BudgetResourceAdaptor(pool, "test job", 8 * MIB)
+    etl = mr.BudgetResourceAdaptor(pool, "etl", 8 * MIB, parent="test job")
+    train = mr.BudgetResourceAdaptor(
+        pool, "train", "8MiB", parent="test job", guaranteed="4MiB", priority=1, wait=0.001, zero=True
+    )
+    assert train.get_allocation_limit() == 8 * MIB and isinstance(train, mr.LimitingResourceAdaptor)
+    borrowed = millpond.DeviceBuffer(size=6 * MIB, mr=etl)
+    with pytest.raises(millpond.OutOfMemoryError, match="budget `test job` refused.*etl did not give back"):
+        millpond.DeviceBuffer(size=4 * MIB, mr=train)
+    del borrowed
+    buffer = millpond.DeviceBuffer(size=4 * MIB, mr=train)
+    assert not buffer.copy_to_host(np.ones(4 * MIB, np.uint8)).any()
+    assert (job.get_allocated_bytes(), etl.get_allocated_bytes()) == (4 * MIB, 0)
+    for arguments, options, match in [
+        (("etl", 8 * MIB), {}, "with other options"),
+        (("other", MIB), {"parent": "missing"}, "no budget of this name"),
+        (("other", MIB), {"guaranteed": MIB}, "no parent to guarantee"),
+        (("", MIB), {}, "is empty"),
+        (("other", MIB), {"priority": -1}, "`priority` must be a number from 0"),
+        (("other", MIB), {"wait": -1}, "`wait` must be a number of seconds"),
+    ]:
+        with pytest.raises(ValueError, match=match):
+            mr.BudgetResourceAdaptor(pool, *arguments, **options)
+    with pytest.raises(TypeError, match="`name` must be the name of a budget"):
+        mr.BudgetResourceAdaptor(pool, 1, MIB)
+
+
+def test_a_pool_above_an_idle_budget_is_trimmed():
+    parent = millpond.stack("cuda+budget:name=shared,limit=64MiB")
+    idle = millpond.stack("cuda+budget:name=idle,limit=64MiB,parent=shared+pool:decay=off")
+    text = "cuda+budget:name=needy,limit=64MiB,parent=shared,guaranteed=32MiB,wait=60s+pool"
+    needy = millpond.stack(text)
+    buffers = [millpond.DeviceBuffer(size=MIB, mr=idle) for _ in range(48)]
+    del buffers
+    assert parent.get_allocated_bytes() > 32 * MIB
+    assert millpond.DeviceBuffer(size=30 * MIB, mr=needy).size == 30 * MIB
 
 
 @pytest.mark.parametrize("stacks", [False, True])

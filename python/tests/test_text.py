@@ -225,6 +225,10 @@ PAIRS = [
     ),
     (lambda cuda, path: mr.BinningMemoryResource(cuda, 18, 20), "binning:min=18,max=20"),
     (lambda cuda, path: mr.LimitingResourceAdaptor(cuda, "50%"), "limiting:limit=50%"),
+    (
+        lambda cuda, path: mr.BudgetResourceAdaptor(cuda, "a, b", "50%", priority=2, wait=1),
+        'budget:name="a, b",limit=50%,priority=2,wait=1s',
+    ),
     (lambda cuda, path: mr.StatisticsResourceAdaptor(cuda), "statistics"),
     (lambda cuda, path: mr.TrackingResourceAdaptor(cuda, True), "tracking:stacks=on"),
     (lambda cuda, path: mr.PrefetchResourceAdaptor(cuda), "prefetch"),

@@ -13,6 +13,8 @@ use millpond_testkit::reentrancy::{Case, Finding, Probe, check};
 /// The stacks that are checked. Each layer that a stack's text can name is in one of them.
 const STACKS: &[&str] = &[
     "cuda+limiting:limit=40MiB+statistics",
+    "cuda+budget:name=job,limit=40MiB+statistics",
+    "cuda+budget:name=job,limit=40MiB,zero=handover+pool",
     "cuda+tracking+aligned:alignment=4KiB",
     "cuda+limiting:limit=30MiB+fallback:to=(cuda)",
     "cuda+logging:file=/dev/null",

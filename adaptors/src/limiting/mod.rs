@@ -14,7 +14,7 @@ use millpond_core::{
 
 pub use layer::LimitingLayer;
 
-use crate::shards::{All, Guard, Shards};
+use crate::shards::{All, Shards};
 
 /// Refuses requests that would raise the live bytes above a limit.
 ///
@@ -83,34 +83,18 @@ impl<R> LimitingResourceAdaptor<R> {
 
     /// Counts a request if it fits; otherwise returns the live bytes.
     fn acquire(&self, bytes: u64) -> Result<Acquired<'_, R>, u64> {
-        let mut mine = self.left.mine();
-        match mine.checked_sub(bytes) {
-            Some(left) => *mine = left,
-            None => self.acquire_beyond_share(mine, bytes)?,
+        if !self.left.take(bytes) {
+            self.acquire_under_all_locks(bytes)?;
         }
         Ok(Acquired { limit: self, bytes })
     }
 
-    /// Takes from the shares of other threads, before it locks all of them.
     #[cold]
-    fn acquire_beyond_share(&self, mut mine: Guard<'_, u64>, bytes: u64) -> Result<(), u64> {
-        let enough = self.left.visit_others(|other| {
-            let half = *other / 2;
-            if let Some(sum) = mine.checked_add(half) {
-                *mine = sum;
-                *other -= half;
-            }
-            *mine >= bytes
-        });
-        if enough {
-            *mine -= bytes;
-            return Ok(());
-        }
-        drop(mine);
+    fn acquire_under_all_locks(&self, bytes: u64) -> Result<(), u64> {
         let mut all = self.left.all();
         let sum = self.sum(&all);
         let left = sum.checked_sub(bytes).ok_or(self.limit_bytes - sum)?;
-        let All { each, mine } = &mut all;
+        let All { each, mine, .. } = &mut all;
         let share = left / each.len() as u64;
         each.iter_mut().for_each(|part| **part = share);
         *each[*mine] += left % each.len() as u64;

@@ -78,7 +78,8 @@ impl<R: DeviceMemoryResource> RetryResourceAdaptor<R> {
         if first.is_impossible() || timeout.is_zero() || never_fits() || leaves_to_above(timeout) {
             return Err(first);
         }
-        self.frees.wait_for(begin, timeout, || self.upstream.allocate(layout, stream))
+        self.frees
+            .wait_for(begin, timeout, Error::is_out_of_memory, || self.upstream.allocate(layout, stream))
     }
 }
 

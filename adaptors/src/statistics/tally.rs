@@ -71,7 +71,7 @@ impl Tally {
             return;
         }
         drop(mine);
-        let All { mut each, mine } = self.shards.all();
+        let All { mut each, mine, .. } = self.shards.all();
         deal(each.iter_mut().map(|part| &mut part.bytes), mine, bytes);
         deal(each.iter_mut().map(|part| &mut part.allocations), mine, 1);
         each[mine].add(bytes);
@@ -246,7 +246,7 @@ fn sum(All { each, .. }: &All<'_, Part>) -> Counters {
 }
 
 /// Sets the sum to `counters`, all in the calling thread's part.
-fn set(All { each, mine }: &mut All<'_, Part>, counters: Counters) {
+fn set(All { each, mine, .. }: &mut All<'_, Part>, counters: Counters) {
     let share = |Counter { current, peak, total }| Share { current, allowed: peak, total };
     each.iter_mut().for_each(|part| **part = Part::default());
     *each[*mine] = Part {

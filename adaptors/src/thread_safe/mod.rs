@@ -162,7 +162,7 @@ unsafe impl<R: DeviceMemoryResource> DeviceMemoryResource for ThreadSafeResource
         };
         let allocated = match first() {
             Ok((Err(error), Some(timeout))) if error.is_out_of_memory() => {
-                self.gate.frees.wait_for(Instant::now(), timeout, attempt)
+                self.gate.frees.wait_for(Instant::now(), timeout, Error::is_out_of_memory, attempt)
             }
             Ok((allocated, _)) => allocated,
             Err(busy) => Err(busy.for_request(layout, stream)),

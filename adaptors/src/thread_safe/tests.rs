@@ -73,7 +73,9 @@ fn a_free_wakes_the_request_that_waits() {
     };
     let (begin, minute) = (std::time::Instant::now(), std::time::Duration::from_secs(60));
     std::thread::scope(|scope| {
-        let waits = scope.spawn(|| resource.gate.frees.wait_for(begin, minute, attempt));
+        let waits = scope.spawn(|| {
+            resource.gate.frees.wait_for(begin, minute, millpond_core::Error::is_out_of_memory, attempt)
+        });
         while !resource.gate.frees.are_awaited() {
             std::thread::yield_now();
         }

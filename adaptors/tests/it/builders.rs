@@ -1,10 +1,11 @@
 //! Tests that Rust's layers and a text build the same stack: layers, report, traits and text.
 #![cfg(feature = "logging")]
 
+use millpond_adaptors::budget::Zero;
 use millpond_adaptors::{
-    AlignedLayer, AllocationCounters, AllocationLimit, AllocationLog, AllocationTracker, FallbackLayer,
-    LimitingLayer, LoggingLayer, PrefetchLayer, RecordStacks, RecordingLayer, RetryLayer, StatisticsLayer,
-    ThreadSafeLayer, TrackingLayer,
+    AlignedLayer, AllocationCounters, AllocationLimit, AllocationLog, AllocationTracker, BudgetLayer,
+    FallbackLayer, LimitingLayer, LoggingLayer, PrefetchLayer, RecordStacks, RecordingLayer, RetryLayer,
+    StatisticsLayer, ThreadSafeLayer, TrackingLayer,
 };
 use millpond_core::stack::{FilePath, LayerTable, StackSpec};
 use millpond_core::{
@@ -109,6 +110,7 @@ fn issue_29_each_layer_is_the_same_from_rust_and_from_text() {
         let own = CudaMemoryResource::new(DriverHandle::clone(below.driver())).into_any();
         below.layer(BinningLayer::new().add_bin(4096).add_bin_with(1 << 20, own))
     });
+    check("budget", || cuda().layer(BudgetLayer::new("a", SHARE).priority(2).zero(Zero::Handover)));
     check("capture_scopes", || cuda().layer(CaptureScopesLayer::new()));
     check("fallback", || {
         let below = cuda();
@@ -154,6 +156,7 @@ fn issue_29_a_stack_prints_what_was_said() {
         "cuda+pool:initial=1000B",
         "cuda+limiting:limit=33%",
         "cuda+limiting:limit=1B",
+        "cuda+budget:name=a,limit=33%",
         "cuda+arena:size=10%,max=20%",
         "cuda_async:initial=10%,release_threshold=20%,max=50%",
         "cuda+pool:max=48098181KiB",

@@ -16,6 +16,7 @@ fn check(text: &str) {
 fn adaptors(directory: &tempfile::TempDir, name: &str) -> Vec<String> {
     let text = |entry: &millpond_core::stack::LayerEntry| match entry.name {
         "logging" => format!("logging:file={}", directory.path().join(name).display()),
+        "budget" => format!("budget:name={name},limit=90%"),
         "limiting" => "limiting:limit=90%".to_owned(),
         "aligned" => "aligned:alignment=4KiB,threshold=64KiB".to_owned(),
         "fallback" => "fallback:to=(cuda)".to_owned(),

@@ -2,13 +2,17 @@
 
 use std::fmt;
 
-use crate::Result;
+use crate::{AnyResource, Result};
 
 /// Collects work that runs after all layers of a stack have been built, such as opening files.
 #[derive(Default)]
 pub struct Building {
     at_end: Vec<Box<dyn AtEnd>>,
+    when_built: Vec<Box<Tell>>,
 }
+
+/// Gets a stack that was built.
+type Tell = dyn FnOnce(&AnyResource);
 
 /// Work that a layer does at the end of building its stack. The work runs only if all layers of the stack
 /// could be built.
@@ -30,7 +34,7 @@ pub trait AtEnd {
 
 impl fmt::Debug for Building {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Building").field("at_end", &self.at_end.len()).finish()
+        f.debug_struct("Building").field("at_end", &self.at_end.len()).finish_non_exhaustive()
     }
 }
 
@@ -40,8 +44,16 @@ impl Building {
         self.at_end.push(Box::new(step));
     }
 
-    pub(super) fn finish(mut self) -> Result<()> {
+    /// Adds a function that gets the whole stack after it was built. To keep the stack, keep a
+    /// [`Weak`](std::sync::Weak) handle: a layer that owned its own stack would never be dropped.
+    pub fn when_built(&mut self, tell: impl FnOnce(&AnyResource) + 'static) {
+        self.when_built.push(Box::new(tell));
+    }
+
+    pub(super) fn finish(mut self, built: &AnyResource) -> Result<()> {
         self.at_end.iter_mut().try_for_each(|step| step.prepare())?;
-        self.at_end.into_iter().try_for_each(|step| step.finish())
+        self.at_end.into_iter().try_for_each(|step| step.finish())?;
+        self.when_built.into_iter().for_each(|tell| tell(built));
+        Ok(())
     }
 }

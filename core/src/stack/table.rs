@@ -374,7 +374,7 @@ impl<'a> ReadStack<'a> {
     pub(super) fn finished(self, below: Option<AnyResource>, driver: &DriverHandle) -> Result<AnyResource> {
         let (spec, mut building) = (self.spec, Building::default());
         let built = self.put_on(below, driver, &mut building)?;
-        building.finish().map_err(|error| error.in_stack(spec))?;
+        building.finish(&built).map_err(|error| error.in_stack(spec))?;
         watch::add(&built);
         Ok(built)
     }

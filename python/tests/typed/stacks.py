@@ -24,6 +24,9 @@ assert_type(millpond.stack("cuda+pool:initial=1MiB+statistics"), mr.DeviceMemory
 if isinstance(resource, mr.LimitingResourceAdaptor):
     assert_type(resource.get_allocation_limit(), int)
 
+budget = mr.BudgetResourceAdaptor(resource, "typed", "1MiB", priority=1, wait=0.5, zero=False)
+assert_type(budget.get_allocated_bytes(), int)
+
 ptr = resource.allocate(1000)
 assert_type(ptr, int)
 resource.deallocate(ptr, 1000)

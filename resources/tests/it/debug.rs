@@ -14,6 +14,7 @@ fn a_resource_is_printed_as_a_line() {
     let log = folder.path().join("log.csv");
     let values = [
         ("fallback", ":to=(cuda+pool)".to_owned()),
+        ("budget", ":name=a,limit=1GiB".to_owned()),
         ("limiting", ":limit=1GiB".to_owned()),
         ("logging", format!(":file={}", log.display())),
         ("sam_headroom", ":headroom=1GiB".to_owned()),

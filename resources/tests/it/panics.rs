@@ -90,6 +90,8 @@ const LAYERS: &[&str] = &[
     "binning:min=12,max=21",
     "binning:bins=64KiB/2MiB(cuda+pool:max=8MiB)",
     "capture_scopes",
+    "budget:name=a,limit=40MiB",
+    "budget:name=a,limit=40MiB,zero=handover+pool:pages=off",
     "limiting:limit=40MiB",
     "pool:pages=off+limiting:limit=40MiB",
     "limiting:limit=40MiB+pool:pages=off",

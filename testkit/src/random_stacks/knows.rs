@@ -6,7 +6,8 @@ use crate::conformance::Refusals;
 use crate::program::StatisticsCheck;
 
 /// Layers that pass on every request and free one for one.
-const PASSING: [&str; 10] = [
+const PASSING: [&str; 11] = [
+    "budget",
     "statistics",
     "limiting",
     "logging",

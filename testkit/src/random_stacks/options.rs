@@ -16,6 +16,8 @@ const PLANS: &[&str] = &[
 
 /// Options that a layer requires.
 const REQUIRED: &[(&str, &str)] = &[
+    ("budget", "name"),
+    ("budget", "limit"),
     ("limiting", "limit"),
     ("fallback", "to"),
     ("logging", "file"),
@@ -26,10 +28,17 @@ const REQUIRED: &[(&str, &str)] = &[
 /// Options in every stack, because their defaults vary from run to run.
 const ALWAYS: &[(&str, &str)] = &[("retry", "timeout")];
 
-/// Options in no stack. They name files of other runs, name a program's own writer, or limit hangs, which the
-/// watchdog does already.
-const NEVER: &[(&str, &str)] =
-    &[("logging", "to"), ("arena", "dump_log_on_failure"), ("thread_safe", "patience")];
+/// Options in no stack. They name files of other runs, name a program's own writer, limit hangs, which the
+/// watchdog does already, need a second budget, or refuse requests during captures.
+const NEVER: &[(&str, &str)] = &[
+    ("logging", "to"),
+    ("arena", "dump_log_on_failure"),
+    ("thread_safe", "patience"),
+    ("budget", "parent"),
+    ("budget", "guaranteed"),
+    ("budget", "wait"),
+    ("budget", "zero"),
+];
 
 const DRAWN: &[(&str, Options)] = &[
     ("cuda", &[]),
@@ -79,6 +88,7 @@ const DRAWN: &[(&str, Options)] = &[
     ("capture_scopes", &[]),
     ("plan", &[("file", PLANS)]),
     ("aligned", &[("alignment", &["512", "4KiB", "64KiB"]), ("threshold", &["0", "64KiB"])]),
+    ("budget", &[("name", &["job"]), ("limit", &["50%", "100%", "16MiB"]), ("priority", &["1"])]),
     ("fallback", &[("to", OTHERS)]),
     ("limiting", &[("limit", &["50%", "100%", "16MiB"])]),
     (

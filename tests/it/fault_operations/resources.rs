@@ -3,8 +3,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use millpond::adaptors::budget::Zero;
 use millpond::adaptors::{
-    AlignedLayer, FallbackResourceAdaptor, LimitingLayer, PrefetchResourceAdaptor, RetryLayer,
+    AlignedLayer, BudgetLayer, FallbackResourceAdaptor, LimitingLayer, PrefetchResourceAdaptor, RetryLayer,
 };
 use millpond::plan::{PlanMemoryResource, ProgramPlan};
 use millpond::resources::share::ImportedBlock;
@@ -271,6 +272,18 @@ pub(crate) const OPERATIONS: &[Operation] = &[
     Operation::new("AlignedLayer (as a layer)", |stage| {
         let resource = pool(stage, PoolLayer::new())?.layer(AlignedLayer::new(4096).threshold_bytes(0))?;
         on_stage(stage, move |stage| use_of(&resource, stage))
+    }),
+    Operation::new("BudgetLayer (as a layer)", |stage| {
+        on_stage(stage, |stage| {
+            let layer = BudgetLayer::new("job", ByteSize::PercentOfFree(50.0)).zero(Zero::Handover);
+            use_of(&cuda(stage).layer(layer)?, stage)
+        })
+    }),
+    Operation::new("BudgetLayer::open", |stage| {
+        on_stage(stage, |stage| {
+            let layer = BudgetLayer::new("job", ByteSize::PercentOfFree(50.0));
+            layer.open(&**stage.device()).map(drop)
+        })
     }),
     Operation::new("FallbackResourceAdaptor::new", |stage| {
         on_stage(stage, |stage| {

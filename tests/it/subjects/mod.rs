@@ -89,6 +89,7 @@ const SCOPED: &[&str] =
 /// The other adaptors, which are put on plain CUDA and on the pool. The crate's own tests cover their pairs.
 const SIMPLE_ADAPTORS: &[&str] = &[
     "aligned:alignment=4KiB,threshold=64KiB",
+    "budget:name=job,limit=100%",
     "capture_scopes",
     "prefetch",
     // In programs of one thread, it would wait in vain.

@@ -1,0 +1,56 @@
+//! A handle to a budget, for programs.
+
+use std::fmt;
+use std::sync::Arc;
+
+use super::account::BudgetNode;
+
+/// A handle to a budget. See [the module](super).
+#[derive(Clone)]
+pub struct Budget(pub(super) Arc<BudgetNode>);
+
+impl Budget {
+    /// Returns the name.
+    pub fn name(&self) -> &str {
+        &self.0.settings.name
+    }
+
+    /// Returns the budget above; `None` for the root of a tree.
+    pub fn parent(&self) -> Option<Self> {
+        self.0.parent.clone().map(Self)
+    }
+
+    /// Returns the limit in bytes.
+    pub fn limit_bytes(&self) -> u64 {
+        self.0.limit
+    }
+
+    /// Returns the guaranteed bytes.
+    pub fn guaranteed_bytes(&self) -> u64 {
+        self.0.guaranteed
+    }
+
+    /// Returns the live bytes of this budget and of the budgets below. The size of each request is rounded
+    /// up, as in [`LimitingResourceAdaptor`](crate::LimitingResourceAdaptor).
+    pub fn used_bytes(&self) -> u64 {
+        self.0.used_and_room().0
+    }
+
+    /// Sets a function that frees memory of this budget when another budget calls back its guarantee. The
+    /// argument is the size of the other budget's request in bytes. The function replaces an earlier one.
+    ///
+    /// The function runs on the thread of the other budget's request, and no lock is held. Several threads
+    /// may run it at the same time. It should return soon: the request waits for it, even beyond its own
+    /// longest wait. A request that the function makes asks no other budget, and does not wait. If the
+    /// function panics, the panic is reported through `tracing`.
+    pub fn on_call_back(&self, function: impl Fn(u64) + Send + Sync + 'static) {
+        let earlier = self.0.set_on_call_back(Arc::new(function));
+        drop(earlier);
+    }
+}
+
+impl fmt::Debug for Budget {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Budget({})", self.0.settings)
+    }
+}
