@@ -18,6 +18,7 @@ use super::fidelity::FidelityArgs;
 use super::format::FormatArg;
 use super::gate::GateArgs;
 use super::import::ImportArgs;
+use super::peer::Peer;
 use super::plan::PlanArgs;
 use super::progress::ProgressArgs;
 use super::record::RecordArgs;
@@ -65,6 +66,15 @@ pub(crate) struct Cli {
     /// --list-layers prints the layers that a stack can contain, and their parameters.
     #[arg(long = "stack", short = 's', value_name = "SPEC")]
     pub(crate) stacks: Vec<StackSpec>,
+
+    /// An allocator of another project that also replays the logs, as it is: `torch`, or `torch=FOLDER`
+    ///
+    /// The caching allocator of an installed PyTorch then runs in another process, on a simulated device of
+    /// the same size. FOLDER is PyTorch's environment or package; without it, `python3` must find PyTorch. If
+    /// the log is a snapshot of PyTorch, its settings count, and otherwise PYTORCH_CUDA_ALLOC_CONF. A C++
+    /// compiler is needed. No times are shown, because messages between the processes take most of the time.
+    #[arg(long = "peer", value_name = "NAME")]
+    pub(crate) peers: Vec<Peer>,
 
     /// The device on which the logs are replayed: a GPU (cuda:N), a simulated GPU (sim:h200, sim:h100,
     /// sim:a100, or sim:SIZE as in sim:8GiB), or sim:FILE.toml, a simulated GPU with a profile that

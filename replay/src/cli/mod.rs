@@ -37,6 +37,7 @@ mod import;
 mod input;
 mod output;
 mod overwrite;
+mod peer;
 mod plan;
 mod progress;
 mod record;
@@ -153,8 +154,11 @@ fn replay(cli: &Cli, table: &LayerTable, mut out: impl Write) -> Result<Verdict,
             verdict = verdict.max(Verdict::of(Err(error.into())));
             continue;
         }
-        let comparison = read(path, cli.limits(), progress)
-            .and_then(|program| compare::compare(&program, &settings, table, &progress));
+        let comparison = read(path, cli.limits(), progress).and_then(|program| {
+            let peers = cli.peers.iter().map(|peer| peer.stack(program.summary()));
+            let settings = settings.clone().beside(peers.collect::<millpond_core::Result<_>>()?);
+            compare::compare(&program, &settings, table, &progress)
+        });
         match comparison {
             Ok(comparison) => {
                 verdict = verdict.max(Verdict::of_stacks(&comparison.stacks, !cli.stacks.is_empty()));

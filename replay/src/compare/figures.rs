@@ -87,13 +87,15 @@ pub struct StackFigures {
     pub bytes_beyond_slack: Option<u64>,
     /// Time per operation in the first pass, in which a stack grows. It is the sum of the stack's own time
     /// and the driver's time, which is virtual on a simulated device. `None` if the driver's time is unknown:
-    /// a driver call has no measured time, or several threads that replay at once share the virtual clock.
+    /// a driver call has no measured time, several threads that replay at once share the virtual clock, or
+    /// the allocator runs in another process.
     pub ns_per_op_first: Option<f64>,
     /// Time per operation in the pass with the least total time. [`ns_per_op_first`](Self::ns_per_op_first)
     /// says which times count.
     pub ns_per_op_best: Option<f64>,
     /// Time per operation in the first pass, outside of the driver: the stack's own work on this machine. If
-    /// threads replay at once, this includes the driver's time.
+    /// threads replay at once, this includes the driver's time. For the layer `pytorch`, this includes the
+    /// messages to its process.
     pub own_ns_per_op_first: f64,
     /// Time per operation outside of the driver, in the pass with the least total time. If threads replay at
     /// once, this includes the driver's time.

@@ -83,10 +83,11 @@ pub fn compare(
     let driver = settings.device.open_new()?;
     let device = DeviceFigures::new(&settings.device, &driver)?;
     drop(driver);
-    let entries = match settings.stacks.as_slice() {
+    let mut entries = match settings.stacks.as_slice() {
         [] => lineup::standard(program.summary(), &device),
         stacks => stacks.iter().cloned().map(lineup::Entry::Run).collect(),
     };
+    entries.extend(settings.beside.iter().cloned().map(lineup::Entry::Run));
     let at_once = at_once(program.summary(), settings, device.simulated).min(entries.len());
     // Stacks that run at once share one bar.
     let shared = (at_once > 1).then(|| progress.stacks(entries.len(), program, settings.options.passes));

@@ -67,11 +67,16 @@ fn build_and_replay(
     }
     figures.driver.unmeasured = unmeasured(&settings.device, &figures.driver.by_kind)?;
     let shares_a_clock = settings.options.threads == Threads::Free && device.device().is_sim();
-    if shares_a_clock || !figures.driver.unmeasured.is_empty() {
+    if shares_a_clock || is_elsewhere(spec) || !figures.driver.unmeasured.is_empty() {
         (figures.ns_per_op_first, figures.ns_per_op_best) = (None, None);
         figures.passes.iter_mut().for_each(|pass| pass.ns = None);
     }
     Ok(figures)
+}
+
+/// Returns whether the stack's allocator runs in another process.
+fn is_elsewhere(spec: &StackSpec) -> bool {
+    spec.layers().iter().any(|layer| layer.name == "pytorch")
 }
 
 /// Repeats the requests that had failed when the log was written. Returns their outcome, and the most bytes

@@ -12,6 +12,8 @@ pub struct Settings {
     pub device: DeviceSpec,
     /// The stacks to replay through. If there are none, the [standard line-up](crate::lineup) is used.
     pub stacks: Vec<StackSpec>,
+    /// Stacks that also replay the log, after the stacks or the line-up.
+    pub beside: Vec<StackSpec>,
     /// The threads, the passes, and whether failed requests are repeated.
     pub options: Options,
 }
@@ -19,8 +21,8 @@ pub struct Settings {
 impl Settings {
     /// Returns the settings of a replay with the default options.
     pub fn new(device: DeviceSpec, stacks: Vec<StackSpec>) -> Self {
-        Self { device, stacks, options: Options::default() }
+        Self { device, stacks, beside: Vec::new(), options: Options::default() }
     }
 
-    millpond_core::setters! { options: Options }
+    millpond_core::setters! { beside: Vec<StackSpec>, options: Options }
 }

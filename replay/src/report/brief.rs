@@ -111,7 +111,9 @@ fn verdict(
         return format!("{failed} of {} failed again", counted(asked.requests, "request"));
     }
     if has_model(&stack.spec) {
-        return "a model, for comparison".to_owned();
+        let is_original = stack.spec.starts_with("pytorch");
+        return if is_original { "PyTorch itself, for comparison" } else { "a model, for comparison" }
+            .to_owned();
     }
     if advice::is_managed(&stack.spec) {
         return "pages move on demand: slow".to_owned();

@@ -412,6 +412,9 @@ fn verdicts_say_why_a_stack_is_not_advised() {
     ] {
         assert_eq!(row(&text, stack).last(), Some(&verdict), "{stack}: {text}");
     }
+    let original = "pytorch:folder=/opt";
+    let text = table_with(Format::Table, &[("cuda+pool", |_| ()), (original, |_| ())]);
+    assert_eq!(row(&text, original).last(), Some(&"PyTorch itself, for comparison"), "{text}");
 }
 
 #[test]

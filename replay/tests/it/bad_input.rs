@@ -25,6 +25,13 @@ fn a_missing_file() {
 }
 
 #[test]
+fn a_peer_that_is_not_installed() {
+    let folder = Folder::new();
+    let run = Run::of(&folder.log(&rows(1, 10)), &["--peer", "torch=/nowhere"]);
+    run.fails_with(2, &["pytorch", "/nowhere: there is no PyTorch; name its environment"]);
+}
+
+#[test]
 fn a_folder() {
     let folder = Folder::new();
     Run::of(&folder.path(""), &[]).fails_with(2, &["is a folder; name the log files in it"]);

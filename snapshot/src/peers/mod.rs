@@ -3,6 +3,7 @@
 //! | model | in text | of |
 //! |---|---|---|
 //! | `torch` | `torch:max_split_size_mb=128` | PyTorch's native caching allocator |
+//! | `pytorch` | `pytorch:expandable_segments=True` | none: PyTorch's allocator itself, in another process |
 //! | `rmm_pool` | `rmm_pool:initial=1GiB` | RMM's pool memory resource |
 //! | `rmm_arena` | `rmm_arena:size=8GiB` | RMM's arena memory resource |
 //!
@@ -11,6 +12,7 @@
 //! not fast. So use them only for comparison. [`fidelity`](crate::fidelity) measures how well the model
 //! `torch` predicts PyTorch's allocator.
 
+mod pytorch;
 mod resource;
 mod rmm_arena;
 mod rmm_pool;
@@ -23,7 +25,7 @@ use crate::recording::{Recording, Source};
 use torch::settings::Settings;
 
 /// The models that a stack's text can name.
-pub const LAYERS: &[LayerEntry] = &[torch::ENTRY, rmm_pool::ENTRY, rmm_arena::ENTRY];
+pub const LAYERS: &[LayerEntry] = &[torch::ENTRY, pytorch::ENTRY, rmm_pool::ENTRY, rmm_arena::ENTRY];
 
 /// Returns the stack that models the allocator of a recorded program, with the recorded settings. Returns
 /// `None` if the file does not tell which allocator this is, or if there is no model of it.

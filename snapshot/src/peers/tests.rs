@@ -90,6 +90,70 @@ fn torch_waits_for_the_other_stream_that_a_block_is_freed_on() {
 }
 
 #[test]
+fn torch_waits_for_other_streams_before_it_empties_its_cache() {
+    let torch = build("torch", "sim:64MiB");
+    let driver = millpond_core::DriverHandle::clone(torch.driver());
+    let other = driver.stream_create(millpond_core::driver::StreamFlags::NON_BLOCKING).unwrap();
+    let block = allocate(&torch, 40 * MIB);
+    // SAFETY: nothing uses the block.
+    unsafe { torch.deallocate_bytes(block, 40 * MIB, other) };
+    assert_eq!(torch.trim(0).unwrap(), 40 * MIB);
+}
+
+#[test]
+fn torch_decides_between_blocks_of_one_size_by_address_or_by_age() {
+    for (stack, takes_old) in [("torch:ties=age", true), ("torch", false)] {
+        let torch = build(stack, "sim:1GiB");
+        let low = allocate(&torch, 64 * MIB);
+        let old = allocate(&torch, 64 * MIB);
+        free(&torch, low, 64 * MIB);
+        torch.trim(0).unwrap();
+        let new = allocate(&torch, 64 * MIB);
+        assert!(new.address() < old.address(), "the driver reuses the address");
+        free(&torch, new, 64 * MIB);
+        free(&torch, old, 64 * MIB);
+        assert_eq!(allocate(&torch, 60 * MIB), if takes_old { old } else { new }, "{stack}");
+    }
+}
+
+#[test]
+fn torch_has_segments_of_their_own_from_10_mib_whatever_the_large_segment_size_is() {
+    let torch = build("torch:large_segment_size_mb=40", "sim:1GiB");
+    allocate(&torch, 10 * MIB);
+    assert_eq!(reserved(&torch), 10 * MIB);
+    allocate(&torch, 9 * MIB);
+    assert_eq!(reserved(&torch), 50 * MIB);
+}
+
+#[test]
+fn torch_rounds_unsplit_blocks_by_up_to_the_large_segment_size() {
+    for (large, reserved_mib) in [(40, 200), (20, 362)] {
+        let torch = build(&format!("torch:large_segment_size_mb={large},max_split_size_mb=64"), "sim:1GiB");
+        let block = allocate(&torch, 200 * MIB);
+        free(&torch, block, 200 * MIB);
+        allocate(&torch, 162 * MIB);
+        assert_eq!(reserved(&torch), reserved_mib * MIB);
+    }
+}
+
+#[test]
+fn pytorch_says_what_is_missing() {
+    let error = |params: &str| {
+        let stack = format!("pytorch:{params}").parse::<millpond_core::stack::StackSpec>().unwrap();
+        let driver = "sim:64MiB".parse::<DeviceSpec>().unwrap().open().unwrap();
+        stack.build(&crate::layers(), &driver).unwrap_err().to_string()
+    };
+    let text = error("folder=/nowhere");
+    assert!(text.contains("/nowhere: there is no PyTorch; name its environment"), "{text}");
+    let folder = tempfile::tempdir().unwrap();
+    let lib = folder.path().join("torch/lib");
+    std::fs::create_dir_all(&lib).unwrap();
+    std::fs::write(lib.join("libc10.so"), "").unwrap();
+    let text = error(&format!("folder={}", folder.path().display()));
+    assert!(text.contains("this PyTorch has no CUDA allocator"), "{text}");
+}
+
+#[test]
 fn rmm_pool_doubles_and_merges() {
     let pool = build("rmm_pool", "sim:1GiB");
     assert_eq!(reserved(&pool), MIB);

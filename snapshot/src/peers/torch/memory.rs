@@ -8,20 +8,27 @@ use super::model::Memory;
 
 /// The memory that was reserved from the driver. Sizes are in bytes.
 #[derive(Debug, Default)]
-pub(super) struct Taken {
+pub(crate) struct Taken {
     segments: FxHashMap<u64, u64>,
     reservations: FxHashMap<u64, u64>,
     pages: FxHashMap<u64, (PhysicalHandle, u64)>,
 }
 
+impl Taken {
+    /// Returns the size of the page at an address.
+    pub(crate) fn page_at(&self, address: u64) -> Option<u64> {
+        self.pages.get(&address).map(|(_, bytes)| *bytes)
+    }
+}
+
 /// The driver, for the duration of one call.
-pub(super) struct DriverMemory<'a> {
-    pub(super) driver: &'a dyn Driver,
-    pub(super) taken: &'a mut Taken,
+pub(crate) struct DriverMemory<'a> {
+    pub(crate) driver: &'a dyn Driver,
+    pub(crate) taken: &'a mut Taken,
     /// Waits for the held blocks.
-    pub(super) wait: &'a mut dyn FnMut() -> Vec<u64>,
+    pub(crate) wait: &'a mut dyn FnMut() -> Vec<u64>,
     /// The first error that is not an out-of-memory error.
-    pub(super) error: Option<DriverError>,
+    pub(crate) error: Option<DriverError>,
 }
 
 impl DriverMemory<'_> {
@@ -61,7 +68,7 @@ impl DriverMemory<'_> {
     }
 
     /// Returns all memory to the driver.
-    pub(super) fn release_all(&mut self) {
+    pub(crate) fn release_all(&mut self) {
         for (address, bytes) in std::mem::take(&mut self.taken.segments) {
             self.free(address, bytes);
         }

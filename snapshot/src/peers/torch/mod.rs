@@ -1,6 +1,6 @@
 //! PyTorch's native caching allocator as a layer: `torch`.
 
-mod memory;
+pub(crate) mod memory;
 pub(crate) mod model;
 pub(crate) mod settings;
 
@@ -22,7 +22,7 @@ pub(super) const ENTRY: LayerEntry = LayerEntry {
     about: "a model of PyTorch's native caching allocator, for comparison",
     params: Settings::PARAMS,
     kind: LayerKind::ReadBase(|params| {
-        let (settings, limit) = Settings::read(params)?;
+        let (settings, limit) = Settings::read(params, Settings::PARAMS)?;
         Ok(Box::new(move |driver, _| build(&settings, limit, driver)))
     }),
 };

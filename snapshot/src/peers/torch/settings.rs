@@ -15,6 +15,9 @@ const INTERVALS: usize = 16;
 /// PyTorch accepts a `max_split_size` only if it is larger than this number of bytes.
 const LEAST_SPLIT: u64 = 20 * MIB;
 
+/// Requests of at least this many bytes have segments of their own.
+const LARGE: u64 = 10 * MIB;
+
 /// The most steps between two powers of two.
 const MOST_DIVISIONS: u64 = 64;
 
@@ -32,10 +35,12 @@ pub(crate) struct Settings {
     pub(crate) garbage_collection: f64,
     /// Whether segments can grow.
     pub(crate) is_expandable: bool,
-    /// The size of a segment for requests from 1 MiB up to half of this size.
+    /// The size of a segment for requests from 1 MiB up to 10 MiB.
     pub(crate) large_segment: u64,
     /// The most bytes of all segments together; `u64::MAX` if there is no limit.
     pub(crate) limit: u64,
+    /// Whether the older segment wins if two free blocks have one size; otherwise the lower address wins.
+    pub(crate) is_oldest_first: bool,
     /// The most bytes at the end of a large block that are not split off.
     pub(crate) unsplit: u64,
 }
@@ -50,6 +55,7 @@ impl Default for Settings {
             is_expandable: false,
             large_segment: 20 * MIB,
             limit: u64::MAX,
+            is_oldest_first: false,
             unsplit: MIB,
         }
     }
@@ -64,7 +70,8 @@ impl Settings {
         ),
         (
             "max_non_split_rounding_mb",
-            "by how many MiB a block that is not split may exceed the request (default 20)",
+            "by how many MiB a block that is not split may exceed the request (default: \
+             large_segment_size_mb)",
         ),
         (
             "roundup_power2_divisions",
@@ -78,15 +85,21 @@ impl Settings {
         ("expandable_segments", "True: segments can grow (default False)"),
         (
             "large_segment_size_mb",
-            "the size in MiB of segments for requests from 1 MiB up to half of this size (default 20)",
+            "the size in MiB of segments for requests from 1 MiB up to 10 MiB (default 20)",
         ),
         ("limit", "the most bytes of all segments, like set_per_process_memory_fraction (default: none)"),
+        (
+            "ties",
+            "which of two free blocks of one size is taken: address, the one with the lower address, as in \
+             PyTorch 2.11; or age, the one in the older segment, as in PyTorch 2.15 (default address)",
+        ),
     ];
 
-    /// Reads the parameters of the layer. The limit may be a share of the device's free memory.
-    pub(crate) fn read(params: &Params<'_>) -> Result<(Self, Option<ByteSize>)> {
+    /// Reads the parameters of a layer that declares these ones. The limit may be a share of the device's
+    /// free memory.
+    pub(crate) fn read(params: &Params<'_>, declared: &[(&str, &str)]) -> Result<(Self, Option<ByteSize>)> {
         let mut settings = Self::default();
-        for (name, _) in Self::PARAMS.iter().filter(|(name, _)| *name != "limit") {
+        for (name, _) in declared.iter().filter(|(name, _)| *name != "limit") {
             if let Some(text) = params.text(name)? {
                 settings
                     .set(name, text)
@@ -114,6 +127,48 @@ impl Settings {
     pub(crate) fn stack(&self) -> String {
         let needs_limit = self.garbage_collection > 0.0 && self.limit == u64::MAX;
         format!("{self}{}", if needs_limit { ",limit=100%" } else { "" })
+    }
+
+    /// Returns the settings as the value of `PYTORCH_CUDA_ALLOC_CONF`; `None` if all are PyTorch's defaults.
+    pub(crate) fn environment(&self) -> Option<String> {
+        let named = self.named().into_iter().filter(|(name, _)| !["limit", "ties"].contains(name));
+        let texts: Vec<String> = named.map(|(name, value)| format!("{name}:{value}")).collect();
+        (!texts.is_empty()).then(|| texts.join(","))
+    }
+
+    /// Returns the settings that differ from PyTorch's defaults.
+    fn named(&self) -> Vec<(&'static str, String)> {
+        let usual = Self::default();
+        let mut named = Vec::new();
+        let mut name = |name, value: &dyn fmt::Display| named.push((name, value.to_string()));
+        if self.is_expandable {
+            name("expandable_segments", &"True");
+        }
+        if self.max_split != usual.max_split {
+            name("max_split_size_mb", &(self.max_split / MIB));
+        }
+        if self.max_non_split_rounding != self.large_segment {
+            name("max_non_split_rounding_mb", &(self.max_non_split_rounding / MIB));
+        }
+        if self.divisions.iter().any(|divisions| *divisions != self.divisions[0]) {
+            let sizes = (0..INTERVALS).map(|at| format!("{}:{}", 1 << at, self.divisions[at].max(1)));
+            name("roundup_power2_divisions", &format_args!("[{}]", sizes.collect::<Vec<_>>().join(",")));
+        } else if self.divisions[0] > 0 {
+            name("roundup_power2_divisions", &self.divisions[0]);
+        }
+        if self.garbage_collection > 0.0 {
+            name("garbage_collection_threshold", &self.garbage_collection);
+        }
+        if self.large_segment != usual.large_segment {
+            name("large_segment_size_mb", &(self.large_segment / MIB));
+        }
+        if self.limit != usual.limit {
+            name("limit", &ByteSize::Bytes(self.limit));
+        }
+        if self.is_oldest_first {
+            name("ties", &"age");
+        }
+        named
     }
 
     /// Returns the settings in a recording of PyTorch. Missing settings get PyTorch's defaults.
@@ -180,11 +235,21 @@ impl Settings {
                     return Err("PyTorch accepts only values above 20 MiB".to_owned());
                 }
             }
-            "max_non_split_rounding_mb" => self.max_non_split_rounding = mib()?,
+            "max_non_split_rounding_mb" => {
+                self.max_non_split_rounding = mib()?;
+                if self.max_non_split_rounding < LEAST_SPLIT {
+                    return Err("PyTorch accepts only 20 MiB or more".to_owned());
+                }
+            }
             "large_segment_size_mb" => {
+                // Without a value of its own, the other setting follows this one.
+                let follows = self.max_non_split_rounding == self.large_segment;
                 self.large_segment = mib()?;
-                if self.large_segment < 4 * MIB {
-                    return Err("it must be at least 4 MiB".to_owned());
+                if self.large_segment <= LARGE {
+                    return Err("PyTorch accepts only values above 10 MiB".to_owned());
+                }
+                if follows {
+                    self.max_non_split_rounding = self.large_segment;
                 }
             }
             "garbage_collection_threshold" => {
@@ -200,6 +265,13 @@ impl Settings {
                     "True" => true,
                     "False" => false,
                     _ => return Err("it must be True or False".to_owned()),
+                }
+            }
+            "ties" => {
+                self.is_oldest_first = match text {
+                    "age" => true,
+                    "address" => false,
+                    _ => return Err("it must be address or age".to_owned()),
                 }
             }
             _ => self.set_divisions(text)?,
@@ -265,7 +337,7 @@ impl Settings {
     pub(crate) fn segment(&self, rounded: u64) -> u64 {
         match rounded {
             ..=MIB => 2 * MIB,
-            _ if rounded < self.large_segment / 2 => self.large_segment,
+            _ if rounded < LARGE => self.large_segment,
             _ => rounded.checked_next_multiple_of(2 * MIB).unwrap_or(u64::MAX),
         }
     }
@@ -278,40 +350,13 @@ fn are_divisions(number: u64) -> bool {
 /// Prints the parameters of the layer that differ from PyTorch's defaults.
 impl fmt::Display for Settings {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let usual = Self::default();
-        let mut separator = ':';
-        let mut param = |f: &mut fmt::Formatter<'_>, name: &str, value: &dyn fmt::Display| {
-            write!(f, "{separator}{name}={value}")?;
-            separator = ',';
-            Ok(())
-        };
         f.write_str("torch")?;
-        if self.is_expandable {
-            param(f, "expandable_segments", &"True")?;
-        }
-        if self.max_split != usual.max_split {
-            param(f, "max_split_size_mb", &(self.max_split / MIB))?;
-        }
-        if self.max_non_split_rounding != usual.max_non_split_rounding {
-            param(f, "max_non_split_rounding_mb", &(self.max_non_split_rounding / MIB))?;
-        }
-        if self.divisions.iter().all(|divisions| *divisions == self.divisions[0]) {
-            if self.divisions[0] > 0 {
-                param(f, "roundup_power2_divisions", &self.divisions[0])?;
+        for (at, (name, value)) in self.named().into_iter().enumerate() {
+            let separator = if at == 0 { ':' } else { ',' };
+            match value.starts_with('[') {
+                true => write!(f, "{separator}{name}=\"{value}\"")?,
+                false => write!(f, "{separator}{name}={value}")?,
             }
-        } else {
-            let sizes = (0..INTERVALS).map(|at| format!("{}:{}", 1 << at, self.divisions[at].max(1)));
-            let list = sizes.collect::<Vec<_>>().join(",");
-            param(f, "roundup_power2_divisions", &format_args!("\"[{list}]\""))?;
-        }
-        if self.garbage_collection > 0.0 {
-            param(f, "garbage_collection_threshold", &self.garbage_collection)?;
-        }
-        if self.large_segment != usual.large_segment {
-            param(f, "large_segment_size_mb", &(self.large_segment / MIB))?;
-        }
-        if self.limit != usual.limit {
-            param(f, "limit", &ByteSize::Bytes(self.limit))?;
         }
         Ok(())
     }
@@ -366,8 +411,10 @@ mod tests {
         for (name, text) in [
             ("max_split_size_mb", "20"),
             ("max_split_size_mb", "x"),
+            ("max_non_split_rounding_mb", "19"),
             ("garbage_collection_threshold", "1"),
             ("expandable_segments", "true"),
+            ("ties", "size"),
             ("roundup_power2_divisions", "3"),
             ("roundup_power2_divisions", "128"),
             ("roundup_power2_divisions", "1152921504606846976"),

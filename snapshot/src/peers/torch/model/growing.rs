@@ -43,7 +43,8 @@ impl Torch {
             }
         }
         let (address, room) = memory.reserve(self.pools[pool as usize].page(&self.settings))?;
-        let range = Block { is_mapped: false, growing: Some(address), ..plain(address, room, stream, pool) };
+        let range = plain(address, room, stream, pool, self.next_segment());
+        let range = Block { is_mapped: false, growing: Some(address), ..range };
         let at = self.add_block(range);
         self.pools[pool as usize].unmapped.insert((stream, address, at));
         (room >= bytes).then_some(at)

@@ -1,8 +1,9 @@
 //! The rules of PyTorch's native caching allocator, without a driver.
 //!
 //! Each pool has small blocks, up to 1 MiB, and large blocks, in separate segments. Free blocks are sorted by
-//! stream, size and address. A request takes the first block that is large enough, which is the best fit. If
-//! the rest of the block is large enough, it is split off. Free neighbours in a segment are merged.
+//! stream, size, age of the segment if it matters, and address. A request takes the first block that is
+//! large enough, which is the best fit. If the rest of the block is large enough, it is split off. Free
+//! neighbours in a segment are merged.
 
 mod growing;
 
@@ -63,6 +64,8 @@ struct Block {
     is_mapped: bool,
     /// The address of the growing segment that holds the block, if it is in one.
     growing: Option<u64>,
+    /// The number of the segment, in the order of their making, if their age matters.
+    segment: u64,
     /// How often the pool had been searched when the block became free.
     free_since: u64,
 }
@@ -78,8 +81,8 @@ impl Block {
 struct Pool {
     id: (u64, u64),
     is_small: bool,
-    /// The free blocks by stream, size and address.
-    free: BTreeSet<(u64, u64, u64, u32)>,
+    /// The free blocks by stream, size, segment and address.
+    free: BTreeSet<(u64, u64, u64, u64, u32)>,
     /// The ranges without memory, by stream and address.
     unmapped: BTreeSet<(u64, u64, u32)>,
     /// The number of searches; unused segments age by it.
@@ -112,11 +115,13 @@ pub(crate) struct Torch {
     /// All free blocks by address.
     free_at: BTreeSet<(u64, u32)>,
     reserved: u64,
+    /// The number of segments so far.
+    segments: u64,
 }
 
 impl Torch {
     pub(crate) fn new(settings: Settings) -> Self {
-        Self {
+        let mut torch = Self {
             settings,
             blocks: Vec::new(),
             unused: Vec::new(),
@@ -124,7 +129,13 @@ impl Torch {
             live: FxHashMap::default(),
             free_at: BTreeSet::new(),
             reserved: 0,
+            segments: 0,
+        };
+        // Pools return memory in this order, which decides where the driver puts the next segments.
+        for is_small in [false, true] {
+            torch.pool(DEFAULT_POOL, is_small);
         }
+        torch
     }
 
     pub(crate) fn reserved_bytes(&self) -> u64 {
@@ -185,8 +196,10 @@ impl Torch {
         true
     }
 
-    /// Returns every segment without blocks to the driver, also segments of private pools.
+    /// Waits for the held blocks, and returns every segment without blocks to the driver, also segments of
+    /// private pools.
     pub(crate) fn empty_cache(&mut self, memory: &mut impl Memory) {
+        self.wait(memory);
         (0..self.pools.len()).for_each(|pool| self.release_pool(memory, pool));
     }
 
@@ -245,9 +258,15 @@ impl Torch {
             pieces.push((at, end - at, State::Free));
         }
         let mut prev = NONE;
+        let segment = self.next_segment();
         for (address, bytes, state) in pieces {
             let growing = grows_to.map(|_| start);
-            let block = self.add_block(Block { prev, state, growing, ..plain(address, bytes, stream, pool) });
+            let block = self.add_block(Block {
+                prev,
+                state,
+                growing,
+                ..plain(address, bytes, stream, pool, segment)
+            });
             self.link(prev, block);
             match state {
                 State::Free => self.insert_free(block),
@@ -256,13 +275,24 @@ impl Torch {
             prev = block;
         }
         if let Some(to) = grows_to.filter(|to| *to > end) {
-            let tail =
-                Block { prev, growing: Some(start), is_mapped: false, ..plain(end, to - end, stream, pool) };
+            let tail = Block {
+                prev,
+                growing: Some(start),
+                is_mapped: false,
+                ..plain(end, to - end, stream, pool, segment)
+            };
             let tail = self.add_block(tail);
             self.link(prev, tail);
             self.pools[pool as usize].unmapped.insert((stream, end, tail));
         }
         self.reserved = self.reserved.saturating_add(bytes);
+    }
+
+    /// Frees the blocks that other streams still use, after waiting for these streams.
+    fn wait(&mut self, memory: &mut impl Memory) {
+        for address in memory.wait() {
+            self.free(address);
+        }
     }
 
     fn collects(&self) -> bool {
@@ -276,6 +306,12 @@ impl Torch {
             self.pools.push(Pool { id, is_small, free, unmapped, searches: 0 });
             self.pools.len() - 1
         }) as u32
+    }
+
+    /// Returns the number of a new segment; always 0 if the age of segments does not matter.
+    fn next_segment(&mut self) -> u64 {
+        self.segments += u64::from(self.settings.is_oldest_first);
+        self.segments
     }
 
     fn add_block(&mut self, block: Block) -> u32 {
@@ -300,20 +336,21 @@ impl Torch {
         let block = &mut self.blocks[at as usize];
         let pool = &mut self.pools[block.pool as usize];
         block.free_since = pool.searches;
-        pool.free.insert((block.stream, block.bytes, block.address, at));
+        pool.free.insert((block.stream, block.bytes, block.segment, block.address, at));
         self.free_at.insert((block.address, at));
     }
 
     fn remove_free(&mut self, at: u32) {
         let block = &self.blocks[at as usize];
-        self.pools[block.pool as usize].free.remove(&(block.stream, block.bytes, block.address, at));
+        let entry = (block.stream, block.bytes, block.segment, block.address, at);
+        self.pools[block.pool as usize].free.remove(&entry);
         self.free_at.remove(&(block.address, at));
     }
 
     /// Returns the free block that a request takes.
     fn find(&self, pool: u32, stream: u64, bytes: u64) -> Option<u32> {
-        let range = (stream, bytes, 0, 0)..=(stream, u64::MAX, u64::MAX, NONE);
-        let mut candidates = self.pools[pool as usize].free.range(range).map(|entry| entry.3).peekable();
+        let range = (stream, bytes, 0, 0, 0)..=(stream, u64::MAX, u64::MAX, u64::MAX, NONE);
+        let mut candidates = self.pools[pool as usize].free.range(range).map(|entry| entry.4).peekable();
         let mut found = candidates.next()?;
         if self.blocks[found as usize].growing.is_some() && self.settings.is_expandable {
             // For a block at the end of a growing segment, the memory that the segment can still get counts
@@ -404,9 +441,7 @@ impl Torch {
         {
             return Some(block);
         }
-        for address in memory.wait() {
-            self.free(address);
-        }
+        self.wait(memory);
         for pool in 0..self.pools.len() {
             if self.pools[pool].id == DEFAULT_POOL {
                 self.release_pool(memory, pool);
@@ -426,7 +461,8 @@ impl Torch {
         }
         let address = memory.allocate(segment)?;
         self.reserved = reserved;
-        Some(self.add_block(plain(address, segment, stream, pool)))
+        let number = self.next_segment();
+        Some(self.add_block(plain(address, segment, stream, pool, number)))
     }
 
     /// Returns oversize blocks to the driver until there is room for a request. If there are too few of them,
@@ -443,13 +479,14 @@ impl Torch {
             let block = &self.blocks[at as usize];
             block.growing.is_none() && !block.is_split()
         };
-        let large = free.range((stream, wanted, 0, 0)..=(stream, u64::MAX, u64::MAX, NONE)).next();
-        if let Some(block) = large.map(|entry| entry.3).filter(|block| is_whole(*block)) {
+        let large =
+            free.range((stream, wanted, 0, 0, 0)..=(stream, u64::MAX, u64::MAX, u64::MAX, NONE)).next();
+        if let Some(block) = large.map(|entry| entry.4).filter(|block| is_whole(*block)) {
             self.release(memory, block);
             return true;
         }
-        let smaller = free.range((stream, max_split, 0, 0)..(stream, wanted, 0, 0)).rev();
-        let oversize: Vec<u32> = smaller.map(|entry| entry.3).filter(|block| is_whole(*block)).collect();
+        let smaller = free.range((stream, max_split, 0, 0, 0)..(stream, wanted, 0, 0, 0)).rev();
+        let oversize: Vec<u32> = smaller.map(|entry| entry.4).filter(|block| is_whole(*block)).collect();
         let mut released = 0;
         for block in oversize {
             if released >= wanted {
@@ -463,7 +500,7 @@ impl Torch {
 
     /// Returns memory without blocks to the driver.
     fn release_pool(&mut self, memory: &mut impl Memory, pool: usize) {
-        let free: Vec<u32> = self.pools[pool].free.iter().map(|entry| entry.3).collect();
+        let free: Vec<u32> = self.pools[pool].free.iter().map(|entry| entry.4).collect();
         let (growing, whole): (Vec<u32>, Vec<u32>) =
             free.into_iter().partition(|block| self.blocks[*block as usize].growing.is_some());
         for block in whole {
@@ -493,7 +530,7 @@ impl Torch {
         let target = self.reserved - threshold;
         let large = self.pool(DEFAULT_POOL, false) as usize;
         let whole = |this: &Self| -> Vec<u32> {
-            let free = this.pools[large].free.iter().map(|entry| entry.3);
+            let free = this.pools[large].free.iter().map(|entry| entry.4);
             free.filter(|block| !this.blocks[*block as usize].is_split()).collect()
         };
         let age = |this: &Self, block: u32| {
@@ -527,7 +564,7 @@ impl Torch {
 }
 
 /// Returns a free block that has memory and no neighbours.
-fn plain(address: u64, bytes: u64, stream: u64, pool: u32) -> Block {
+fn plain(address: u64, bytes: u64, stream: u64, pool: u32, segment: u64) -> Block {
     Block {
         address,
         bytes,
@@ -538,6 +575,7 @@ fn plain(address: u64, bytes: u64, stream: u64, pool: u32) -> Block {
         state: State::Free,
         is_mapped: true,
         growing: None,
+        segment,
         free_since: 0,
     }
 }
