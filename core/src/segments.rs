@@ -7,8 +7,11 @@
 //!
 //! A pool that maps pages may build a block from several pieces of its memory, at another address. It then
 //! reports that the pieces are unmapped and that the block is mapped, and the reverse when the block is free
-//! again. So the segments never list a byte of the device twice.
+//! again. So the segments never list a byte of the device twice. If several threads use a pool, their reports
+//! of such blocks may arrive in another order.
 
+use std::mem;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 
@@ -55,7 +58,8 @@ impl SegmentEvent {
 
 /// Receives an event for each segment that a pool of this process takes or returns.
 pub trait SegmentWatcher: Send + Sync {
-    /// Receives an event. The method runs inside a call of the pool, so it must not call the pool.
+    /// Receives an event. The method runs inside a call of the pool, so it must not call the pool. A panic of
+    /// the method does not reach the pool's caller: it becomes a `tracing` event.
     fn note(&self, event: &SegmentEvent);
 }
 
@@ -77,13 +81,26 @@ pub fn is_watched() -> bool {
     COUNT.load(Ordering::Relaxed) > 0
 }
 
-/// Reports an event to all watchers. Hold no lock during this call.
+/// Reports an event to all watchers, and catches their panics. Hold no lock during this call.
 pub fn report(event: &SegmentEvent) {
     if is_watched() {
         // The list is copied: a watcher may drop its last owner, or watch another pool.
         let watchers: Vec<_> = WATCHERS.read().iter().filter_map(Weak::upgrade).collect();
-        watchers.iter().for_each(|watcher| watcher.note(event));
+        for watcher in watchers {
+            if !returns(|| watcher.note(event)) {
+                // The program's subscriber may panic, too.
+                returns(|| tracing::error!(target: "millpond::segments", "a watcher of segments panicked"));
+            }
+            // This may drop the watcher, which is the program's code, too.
+            returns(|| drop(watcher));
+        }
     }
+}
+
+/// Returns whether a call of the program's code returns without a panic. Leaks the payload of a panic, because
+/// its drop also runs code of the program.
+fn returns(call: impl FnOnce()) -> bool {
+    catch_unwind(AssertUnwindSafe(call)).map_err(mem::forget).is_ok()
 }
 
 #[cfg(test)]

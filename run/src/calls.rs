@@ -10,9 +10,9 @@ use rustc_hash::FxHashMap;
 
 use crate::blocks::{Block, Blocks, NO_ADDRESS};
 use crate::budget::Budget;
-use crate::code::{CAPTURE_INVALIDATED, Code, OUT_OF_MEMORY};
+use crate::code::{CAPTURE_INVALIDATED, Code, NOT_SUPPORTED, OUT_OF_MEMORY};
 use crate::device;
-use crate::process::Inside;
+use crate::process::{Inside, say};
 use crate::record::{Call, NOTICED, Record};
 use crate::serving;
 use crate::settings::Settings;
@@ -261,7 +261,7 @@ fn request(
         let is_watched = wanted.is_of_program && state.watched.is_some();
         (is_primary, wanted.is_of_program && state.record.is_some(), is_watched)
     };
-    if is_watched && is_primary {
+    if is_watched {
         watched::show(wanted.device, watched);
     }
     let served = match order {
@@ -406,6 +406,7 @@ pub(crate) fn release_primary(device: c_int, real: impl FnOnce() -> Code) -> Cod
 /// Makes a call that ends blocks, and then removes them.
 fn ended(real: impl FnOnce() -> Code, gone: impl FnOnce(&mut Blocks) -> Vec<Block>) -> Code {
     let Some((state, _inside)) = enter() else { return real() };
+    let _busy = Busy::enter();
     let code = real();
     if code == 0 {
         let mut state = state.lock();
@@ -474,6 +475,19 @@ pub(crate) fn range(base: *mut u64, bytes: *mut usize, ptr: u64, real: impl FnOn
     code
 }
 
+/// Shares a block with another process. The driver would share the memory around a block of a stack, and the
+/// other process would find other bytes at its start.
+pub(crate) fn share(ptr: u64, real: impl FnOnce() -> Code) -> Code {
+    static IS_TOLD: Once = Once::new();
+    let Some((state, inside)) = enter() else { return real() };
+    let is_lent = inside.is_of_program() && state.lock().blocks.lent_at(ptr).is_some();
+    if !is_lent {
+        return real();
+    }
+    IS_TOLD.call_once(|| say("memory of --stack cannot be shared with cuIpcGetMemHandle; run without it"));
+    NOT_SUPPORTED
+}
+
 /// Answers how much memory a device has.
 pub(crate) fn total(total: *mut usize, real: impl FnOnce() -> Code) -> Code {
     let Some((state, _inside)) = enter() else { return real() };
@@ -501,8 +515,8 @@ pub(crate) fn create_context(context: *mut *mut c_void, device: c_int, real: imp
     if let (0, Some(before), Some(after)) = (code, before, after) {
         let bytes = after.saturating_sub(before);
         // The first look tells the bytes of other processes, so it must come before code is loaded.
-        // SAFETY: after success, the driver has written the context.
-        let info = device::info_in(unsafe { *context }.addr() as u64);
+        // SAFETY: after success, the driver has written the context, if the place is not null.
+        let info = unsafe { context.as_ref() }.and_then(|context| device::info_in(context.addr() as u64));
         let State { blocks, budget, record, .. } = &mut *state.lock();
         budget.add(device, bytes);
         if let Some(record) = record {
@@ -520,17 +534,19 @@ pub(crate) fn create_context(context: *mut *mut c_void, device: c_int, real: imp
 }
 
 /// Writes the last size of the driver's own memory: it grows when kernels first run. The thread that ends the
-/// process may have no context, so this function looks in each device's primary context.
+/// process may have no context, so this function also looks in each device's primary context.
 extern "C" fn look_at_exit() {
     let Some((state, _inside)) = enter() else { return };
-    let contexts: Vec<(c_int, u64)> = {
+    let mut contexts: Vec<(c_int, u64)> = {
         let state = state.lock();
         if state.record.is_none() {
             return;
         }
         state.primary.iter().map(|(device, context)| (*device, *context)).collect()
     };
-    for (device, context) in contexts.into_iter().filter(|(device, _)| device::has_primary_context(*device)) {
+    contexts.retain(|(device, _)| device::has_primary_context(*device));
+    contexts.extend(device::current().map(|(context, device)| (device, context)));
+    for (device, context) in contexts {
         let Some(info) = device::info_in(context) else { continue };
         let State { blocks, record, .. } = &mut *state.lock();
         if let Some(record) = record {

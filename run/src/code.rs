@@ -11,6 +11,9 @@ pub(crate) const OUT_OF_MEMORY: Code = 2;
 /// `CUDA_ERROR_NOT_FOUND`: the process calls a function although it has not loaded the driver.
 pub(crate) const NOT_FOUND: Code = 500;
 
+/// `CUDA_ERROR_NOT_SUPPORTED`.
+pub(crate) const NOT_SUPPORTED: Code = 801;
+
 /// `CUDA_ERROR_STREAM_CAPTURE_INVALIDATED`.
 pub(crate) const CAPTURE_INVALIDATED: Code = 901;
 

@@ -173,6 +173,9 @@ entries! {
     "cuDeviceTotalMem" 3020 fn cuDeviceTotalMem_v2(total: *mut usize, device: c_int)
     |real| calls::total(total, real);
 
+    "cuIpcGetMemHandle" 4010 fn cuIpcGetMemHandle(handle: *mut c_void, ptr: u64)
+    |real| calls::share(ptr, real);
+
     "cuDevicePrimaryCtxRetain" 7000 fn cuDevicePrimaryCtxRetain(context: *mut Handle, device: c_int)
     |real| calls::retain_primary(context, device, real);
     "cuCtxCreate" 3020 fn cuCtxCreate_v2(context: *mut Handle, flags: c_uint, device: c_int)

@@ -38,7 +38,8 @@ pub(crate) fn show(device: c_int, ask: fn(c_int) -> Option<Memory>) {
         return;
     }
     let _serving = Serving::enter();
-    let opened = match u32::try_from(device).map(CudaDriver::open) {
+    // This makes no context: the program alone says how long its contexts live.
+    let opened = match u32::try_from(device).map(CudaDriver::find) {
         Ok(Ok(driver)) => Some(driver as DriverHandle),
         Ok(Err(error)) => {
             say(&format!("device {device}: {error}; `top` does not show the device"));

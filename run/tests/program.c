@@ -29,6 +29,7 @@ typedef unsigned long long Ptr;
     use(cuDeviceTotalMem_v2, "cuDeviceTotalMem", (size_t*, int))                                             \
     use(cuCtxSetCurrent, "cuCtxSetCurrent", (void*)) use(cuMemAlloc_v2, "cuMemAlloc", (Ptr*, size_t))        \
     use(cuMemFree_v2, "cuMemFree", (Ptr)) use(cuMemGetInfo_v2, "cuMemGetInfo", (size_t*, size_t*))           \
+    use(cuIpcGetMemHandle, "cuIpcGetMemHandle", (void*, Ptr))                                                \
     use(cuMemAllocAsync, "cuMemAllocAsync", (Ptr*, size_t, void*))                                           \
     use(cuMemFreeAsync, "cuMemFreeAsync", (Ptr, void*))                                                      \
     use(cuMemCreate, "cuMemCreate", (Ptr*, size_t, void const*, Ptr))                                        \
@@ -222,6 +223,14 @@ static void waits(void)
     for (;;) pause();
 }
 
+/// Shares a block with other processes.
+static void shares(void)
+{
+    char handle[64];
+    allocate(MIB);
+    printf("%d\n", cuIpcGetMemHandle(handle, allocate(MIB)));
+}
+
 /// Holds seven blocks, tells its number, and waits.
 static void holds(void)
 {
@@ -265,6 +274,7 @@ int main(int count, char** arguments)
     if (strcmp(what, "killed") == 0) killed();
     if (strcmp(what, "waits") == 0) waits();
     if (strcmp(what, "holds") == 0) holds();
+    if (strcmp(what, "shares") == 0) shares();
     if (strcmp(what, "closes") == 0) closes();
     if (strcmp(what, "loops") == 0) loops();
     if (strcmp(what, "pairs") == 0) pairs();

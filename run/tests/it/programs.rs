@@ -188,6 +188,23 @@ fn the_launcher_says_why_a_program_cannot_run() {
     assert!(code == Some(9) && error.contains("no call of the CUDA driver"), "{code:?} {error}");
 }
 
+/// A handle of a stack's block would name the memory around it.
+#[test]
+fn a_block_of_a_stack_is_not_shared() {
+    let bench = Bench::new();
+    let program = bench.compile(false);
+    for (options, answer, is_told) in [
+        (&["--record", "log.csv"][..], "0\n", false),
+        (&["--stack", "cuda+pool"], "801\n", true),
+        (&["--stack", "cuda+pool:pages=off"], "801\n", true),
+    ] {
+        let done = bench.run(options, &program).args(["dlsym", "shares"]).output().unwrap();
+        assert_eq!(text(&done), format!("{answer}shares is over\n"), "{options:?}");
+        let told = String::from_utf8_lossy(&done.stderr).into_owned();
+        assert_eq!(told.contains("cuIpcGetMemHandle"), is_told, "{told}");
+    }
+}
+
 /// With a stack, `top` shows its layers; without one, the blocks that the program has from the driver.
 #[test]
 fn top_shows_a_program() {

@@ -3,6 +3,9 @@
 use std::cell::RefCell;
 use std::sync::Arc;
 
+use millpond_core::segments::SegmentAction;
+use rustc_hash::FxHashMap;
+
 use crate::block_map::{ChunkId, NIL};
 use crate::heap::Heap;
 use crate::heap::chunk::Chunk;
@@ -12,9 +15,19 @@ use crate::store::pages::driver_calls::Retired;
 use crate::store::pages::free_ends::FreeEnds;
 use crate::store::pages::handles::{AddressRange, Handles, RANGES};
 use crate::store::pages::policy::CallBudget;
-use crate::store::pages::stitched::Stitched;
 use crate::stream_order::{Epoch, Owner};
 use crate::tuning::{ADDRESS_FACTOR, CHUNKS_COMPARED, Policy};
+
+/// A change of a segment: action, address and bytes.
+pub(super) type Change = (SegmentAction, u64, u64);
+
+/// The blocks in aliases, and the changes of segments that no watcher knows yet.
+#[derive(Debug, Default)]
+pub(super) struct Stitched {
+    /// By the number of the block.
+    pub(super) addresses: FxHashMap<ChunkId, u64>,
+    pub(super) changes: Vec<Change>,
+}
 
 /// Returns the number by which the rest of the pool knows a chunk of an address range's heap.
 pub(super) fn pack(range: AddressRange, chunk: ChunkId) -> ChunkId {

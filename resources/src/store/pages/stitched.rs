@@ -1,22 +1,10 @@
 //! Notes the blocks that lie in aliases, for those who watch the pool's segments.
 
 use millpond_core::segments::{SegmentAction, is_watched};
-use rustc_hash::FxHashMap;
 
 use crate::block_map::ChunkId;
 use crate::heap::chunk::Chunk;
-use crate::store::pages::state::Pages;
-
-/// A change of a segment: action, address and bytes.
-type Change = (SegmentAction, u64, u64);
-
-/// The blocks in aliases, and the changes of segments that no watcher knows yet.
-#[derive(Debug, Default)]
-pub(super) struct Stitched {
-    /// By the number of the block.
-    addresses: FxHashMap<ChunkId, u64>,
-    changes: Vec<Change>,
-}
+use crate::store::pages::state::{Change, Pages};
 
 impl Pages {
     /// Notes that a block took its pieces to an address in an alias.
