@@ -3,9 +3,11 @@
 use std::cell::RefCell;
 use std::fmt;
 use std::marker::PhantomData;
+use std::sync::Arc;
 
 use millpond_core::driver::DriverResult;
-use millpond_core::{DriverError, DriverHandle};
+use millpond_core::{Driver, DriverError, DriverHandle};
+use millpond_driver::sim::SimDevice;
 
 use crate::contexts::{self, ContextHandle};
 use crate::error::refusal;
@@ -49,6 +51,11 @@ impl fmt::Debug for Entered {
 /// The driver that the thread entered. A thread that is ending has none.
 fn entered() -> Option<DriverHandle> {
     ENTERED.try_with(|driver| driver.borrow().clone()).ok().flatten()
+}
+
+/// The simulated device of calls that a [`Driver`] does not have.
+pub(crate) fn simulated(driver: &dyn Driver) -> DriverResult<Arc<SimDevice>> {
+    SimDevice::find(driver.device()).ok_or_else(|| refusal(DriverError::NOT_SUPPORTED))
 }
 
 /// Whether the thread entered a driver, whose context then hides all others.

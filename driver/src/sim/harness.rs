@@ -1,10 +1,12 @@
 //! Operations for tests, in addition to the driver's calls.
 
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use millpond_core::driver::{CaptureMode, DriverResult};
 use millpond_core::{DevicePtr, StreamRef};
 
+use super::call::after_reset;
 use super::device::{Observer, SimDevice};
 use super::model::access::Access;
 use super::model::fault::{FaultPlan, Faults};
@@ -93,6 +95,62 @@ impl SimDevice {
             return self.lock().launch(stream, &own, duration_ns);
         }
         self.lock().launch(stream, accesses, duration_ns);
+    }
+
+    /// Returns whether the work of the stream and the work of the legacy default stream are ordered by their
+    /// submission. For the legacy default stream itself and for destroyed streams, returns `false`.
+    ///
+    /// ```
+    /// use millpond_core::{Driver, StreamRef};
+    /// use millpond_core::driver::StreamFlags;
+    /// use millpond_driver::sim::{SimConfig, SimDevice};
+    ///
+    /// let device = SimDevice::new(SimConfig::h200());
+    /// assert!(device.is_blocking(device.stream_create(StreamFlags::default())?));
+    /// assert!(!device.is_blocking(device.stream_create(StreamFlags::NON_BLOCKING)?));
+    /// assert!(device.is_blocking(StreamRef::PER_THREAD) && !device.is_blocking(StreamRef::LEGACY));
+    /// # Ok::<(), millpond_core::DriverError>(())
+    /// ```
+    pub fn is_blocking(&self, stream: StreamRef) -> bool {
+        self.lock().is_blocking(stream)
+    }
+
+    /// Returns a function that waits for the work which the stream has now. It waits like a function of the
+    /// host in stream order (`cuLaunchHostFunc`). After a reset of the context, or if the device is lost, it
+    /// returns at once.
+    ///
+    /// ```
+    /// use millpond_core::{Driver, StreamRef};
+    /// use millpond_driver::sim::{SimConfig, SimDevice};
+    ///
+    /// let device = SimDevice::new(SimConfig::h200());
+    /// device.launch_for(StreamRef::LEGACY, &[], 1_000_000_000);
+    /// let wait = device.wait_of(StreamRef::LEGACY)?;
+    /// assert!(!device.stream_query(StreamRef::LEGACY)?);
+    /// wait();
+    /// assert!(device.stream_query(StreamRef::LEGACY)?);
+    /// # Ok::<(), millpond_core::DriverError>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`INVALID_HANDLE`](millpond_core::DriverError::INVALID_HANDLE) if the stream does not exist, and
+    /// [`CONTEXT_IS_DESTROYED`](millpond_core::DriverError::CONTEXT_IS_DESTROYED) after a reset of the
+    /// context.
+    pub fn wait_of(self: &Arc<Self>, stream: StreamRef) -> DriverResult<impl FnOnce() + Send + use<>> {
+        const CALL: &str = "cuLaunchHostFunc";
+        let mut state = self.lock();
+        if state.generation != self.generation {
+            return Err(after_reset(CALL));
+        }
+        let point = state.point(stream).map_err(|refusal| refusal.named(CALL))?;
+        drop(state);
+        let device = Arc::clone(self);
+        Ok(move || {
+            let mut state = device.lock();
+            if state.generation == device.generation {
+                state.wait_for_point(&point);
+            }
+        })
     }
 
     // --- Findings ---

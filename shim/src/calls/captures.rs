@@ -4,14 +4,13 @@
 
 use std::collections::BTreeMap;
 use std::ffi::{c_int, c_void};
-use std::sync::Arc;
 
 use millpond_core::driver::{CaptureMode, DriverResult};
 use millpond_core::{Driver, DriverError, StreamRef};
-use millpond_driver::sim::SimDevice;
 use parking_lot::Mutex;
 
-use super::{Api, Driving, Handle, Runtime, handle, stream, write_if_wanted};
+use super::{Api, Driving, Handle, Runtime, handle, stream, stream_now, write_if_wanted};
+use crate::current::simulated;
 use crate::error::{place, refusal};
 
 /// The node types of the living graphs by handle. A node's handle is the graph's and its number, from 1.
@@ -35,11 +34,6 @@ const MODES: [CaptureMode; 3] = [CaptureMode::Global, CaptureMode::ThreadLocal, 
 fn mode(number: c_int) -> DriverResult<CaptureMode> {
     let found = usize::try_from(number).ok().and_then(|number| MODES.get(number));
     found.copied().ok_or_else(|| refusal(DriverError::INVALID_VALUE))
-}
-
-/// Captures begin and end only on a simulated device: a [`Driver`] has no such calls.
-fn simulated(driver: &dyn Driver) -> DriverResult<Arc<SimDevice>> {
-    SimDevice::find(driver.device()).ok_or_else(|| refusal(DriverError::NOT_SUPPORTED))
 }
 
 /// CUDA's type of the node that a captured call makes.
@@ -76,7 +70,7 @@ fn status(driver: &dyn Driver, stream: StreamRef) -> DriverResult<(c_int, u64)> 
 
 pub(crate) unsafe extern "C" fn is_capturing<A: Api>(of: Handle, capturing: *mut c_int) -> c_int {
     let find = |driver: &dyn Driver| {
-        let stream = stream::<A>(driver, of)?;
+        let stream = stream_now::<A>(driver, of)?;
         Ok(if driver.stream_is_capturing(stream)? { status(driver, stream)?.0 } else { 0 })
     };
     // SAFETY: CUDA's contract for the arguments.
@@ -95,7 +89,7 @@ pub(crate) unsafe extern "C" fn get_info<A: Api>(
     A::run(|driver| {
         // SAFETY: CUDA's contract for the arguments.
         let capturing = unsafe { place(capturing) }?;
-        let (found, number) = status(driver, stream::<A>(driver, of)?)?;
+        let (found, number) = status(driver, stream_now::<A>(driver, of)?)?;
         capturing.write(found);
         if found == ACTIVE {
             // SAFETY: CUDA's contract for the arguments.

@@ -224,10 +224,11 @@ pub(crate) unsafe extern "C" fn fill_rows(
     height: usize,
 ) -> c_int {
     Driving::run(|driver| {
+        let stream = stream::<Driving>(driver, null_mut())?;
         (0..height).try_for_each(|row| {
             let start = ptr.wrapping_byte_add(row * pitch);
             // SAFETY: the caller guarantees that the rows are valid and ordered after other work.
-            unsafe { fill(driver, start, [value], width, Driving::DEFAULT_STREAM) }
+            unsafe { fill(driver, start, [value], width, stream) }
         })
     })
 }

@@ -72,8 +72,11 @@ fn free_without_context(ptr: *mut c_void, error: DriverError) -> DriverResult<()
     let is_of_pool = || Ok(driver.was_reset() || driver.pointer_mem_pool(ptr)?.is_some());
     match ptr.is_null() {
         true => Ok(()),
-        // SAFETY: the caller of CUDA gives up the memory.
-        false if is_of_pool()? => unsafe { driver.mem_free_async(ptr, StreamRef::LEGACY) },
+        false if is_of_pool()? => {
+            host_functions::wait_for_stream(&*driver, StreamRef::LEGACY);
+            // SAFETY: the caller of CUDA gives up the memory.
+            unsafe { driver.mem_free_async(ptr, StreamRef::LEGACY) }
+        }
         false if driver.pointer_kind(ptr)? == MemoryKind::Unknown => Err(refusal(DriverError::INVALID_VALUE)),
         false => Err(error),
     }

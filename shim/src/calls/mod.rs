@@ -148,7 +148,7 @@ unsafe fn write_if_wanted<T>(result: *mut T, value: T) {
     }
 }
 
-/// The stream of a call, after its functions of the host.
+/// The stream of a call, after the functions of the host that are ordered before it.
 fn stream<A: Api>(driver: &dyn Driver, named: Handle) -> DriverResult<StreamRef> {
     let stream = stream_now::<A>(driver, named)?;
     host_functions::wait_for_stream(driver, stream);

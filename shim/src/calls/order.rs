@@ -69,13 +69,13 @@ pub(crate) unsafe extern "C" fn stream_wait_event<A: Api>(
 
 pub(crate) unsafe extern "C" fn stream_get_id<A: Api>(of: Handle, id: *mut u64) -> c_int {
     // SAFETY: CUDA's contract for the arguments.
-    unsafe { A::answer(id, |driver| Ok(stream::<A>(driver, of)?.id().get())) }
+    unsafe { A::answer(id, |driver| Ok(stream_now::<A>(driver, of)?.id().get())) }
 }
 
 /// A stream belongs to the context that is current, because all contexts share the device.
 pub(crate) unsafe extern "C" fn stream_get_context<A: Api>(of: Handle, context: *mut Handle) -> c_int {
     let find = |driver: &dyn Driver| {
-        stream::<A>(driver, of)?;
+        stream_now::<A>(driver, of)?;
         Ok(handle(current::top().unwrap_or(0)))
     };
     // SAFETY: CUDA's contract for the arguments.
@@ -130,10 +130,7 @@ pub(crate) unsafe extern "C" fn launch_host_function<A: Api>(
     function: HostFunction,
     data: *mut c_void,
 ) -> c_int {
-    A::code(A::driver().and_then(|driver| {
-        let stream = stream_now::<A>(&*driver, on)?;
-        host_functions::launch(&driver, stream, function, data)
-    }))
+    A::run(|driver| host_functions::launch(driver, stream_now::<A>(driver, on)?, function, data))
 }
 
 /// The driver behind these calls has no modules, kernels and executable graphs, and measures no time.

@@ -4,6 +4,7 @@ use millpond_core::driver::Event;
 use millpond_core::{DriverError, StreamRef};
 
 use crate::sim::model::answer::{Answer, Refusal};
+use crate::sim::model::clock::{Clock, Epoch, Slot};
 use crate::sim::model::order::{LEGACY, Waits};
 use crate::sim::model::violation::ViolationKind;
 use crate::sim::model::work::Operation;
@@ -38,15 +39,37 @@ impl State {
         if slot == LEGACY {
             self.pass(self.profile.legacy_record_extra_ns());
         }
+        self.order_by_legacy_rule(slot);
+        let captured_in = self.captures.of(slot);
+        self.names.set_record(event, self.order.end(slot), self.order.clock(slot), captured_in);
+        Ok(())
+    }
+
+    /// Orders the end of a stream after the work that the legacy rule names.
+    fn order_by_legacy_rule(&mut self, slot: Slot) {
         let mut waits = Waits::new();
         self.order.join_implicit(slot, &mut waits);
         if !waits.is_empty() {
             let epoch = self.order.advance(slot);
             self.submit((epoch, waits), Operation::Nothing, 0);
         }
-        let captured_in = self.captures.of(slot);
-        self.names.set_record(event, self.order.end(slot), self.order.clock(slot), captured_in);
-        Ok(())
+    }
+
+    /// The point that an event would record on the stream now.
+    pub(crate) fn point(&mut self, stream: StreamRef) -> Answer<(Epoch, Clock)> {
+        let slot = self.stream_slot(stream, "cuLaunchHostFunc")?;
+        self.order_by_legacy_rule(slot);
+        let mut clock = Clock::default();
+        clock.copy_from(self.order.clock(slot));
+        Ok((self.order.end(slot), clock))
+    }
+
+    /// Waits for a point. A lost device runs no work.
+    pub(crate) fn wait_for_point(&mut self, (epoch, clock): &(Epoch, Clock)) {
+        if !self.faults.is_lost() {
+            self.work.finish(*epoch, &mut self.effects);
+            self.order.host_learns(clock);
+        }
     }
 
     /// Whether [`event_record`](Self::event_record) may be called; see the trait.

@@ -39,6 +39,11 @@ impl State {
         })
     }
 
+    /// See [`SimDevice::is_blocking`](crate::sim::SimDevice::is_blocking).
+    pub(crate) fn is_blocking(&self, stream: StreamRef) -> bool {
+        self.names.slot(stream).map_or(stream.is_per_thread(), |slot| self.order.is_blocking(slot))
+    }
+
     pub(crate) fn stream_create(&mut self, flags: StreamFlags) -> Answer<StreamRef> {
         if self.order.wants_folding() {
             self.fold_streams();
