@@ -103,6 +103,14 @@ fn issue_9_a_forked_child_drops_what_stands_on_a_pool() {
 }
 
 #[test]
+fn a_forked_child_drops_a_budget() {
+    own_process::run(|| {
+        // The threads need more than the limit, so they often hold the lock of the tree.
+        forks_of("cuda+pool:decay=20ms+budget:name=job,limit=10MiB");
+    });
+}
+
+#[test]
 fn a_forked_child_drops_a_plan() {
     own_process::run(|| {
         forks_of("cuda+pool:decay=20ms+plan:file=../testkit/plans/equal_1024.plan");

@@ -3,6 +3,8 @@
 use std::cell::Cell;
 use std::fmt;
 use std::mem;
+use std::process;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Instant;
 
@@ -11,18 +13,31 @@ use millpond_core::DeviceMemoryResource;
 use super::node::{Node, Refusing, add};
 use crate::panicked::caught;
 use crate::shards::{All, Shards};
-use crate::sync::{AtomicU64, Mistake, Mutex, Ordering, has_failed, makes};
+use crate::sync::{Mistake, Mutex, has_failed, makes};
 use crate::waiting::{Frees, leaves_to_above};
 
 pub(crate) type BudgetNode = Node<Tree>;
 
 /// The state that the budgets of a tree share.
-#[derive(Default)]
 pub(crate) struct Tree {
     /// The accounts. Under this lock, accounts charge budgets.
     accounts: Mutex<Vec<Arc<Account>>>,
     /// Wakes requests that wait for bytes which another budget has borrowed.
     frees: Frees,
+    /// The process that made the tree. In a forked child, locks that other threads held are never released.
+    process: u32,
+}
+
+impl Default for Tree {
+    fn default() -> Self {
+        Self { accounts: Mutex::default(), frees: Frees::default(), process: process::id() }
+    }
+}
+
+impl Tree {
+    fn is_copy(&self) -> bool {
+        self.process != process::id()
+    }
 }
 
 /// A thread takes a 64th of the free room in advance.
@@ -47,6 +62,8 @@ pub(crate) struct Account {
 pub(crate) struct Refusal {
     pub(crate) node: Arc<BudgetNode>,
     pub(crate) used: u64,
+    /// The bytes that are kept from this request, for requests that wait.
+    pub(crate) claimed: u64,
     /// The budgets directly below `node`, and `node` itself, with the bytes that each of them holds.
     pub(crate) holders: Vec<(Arc<BudgetNode>, u64)>,
     /// The budget whose guarantee covers the request.
@@ -58,7 +75,7 @@ pub(crate) struct Refusal {
 }
 
 thread_local! {
-    /// Whether the thread runs a holder's function.
+    /// Whether the thread runs a holder's function, or trims its stack.
     static IS_CALLING: Cell<bool> = const { Cell::new(false) };
 }
 
@@ -72,47 +89,48 @@ impl Account {
     #[cold]
     fn charge_or_call_back(&self, bytes: u64, is_capturing: &dyn Fn() -> bool) -> Result<(), Refusal> {
         let (begin, wait) = (Instant::now(), self.node.settings.wait);
-        let refusal = match self.charge_budgets(bytes) {
+        let refusal = match self.charge_budgets(bytes, None) {
             Err(refusal) => refusal,
             Ok(()) => return Ok(()),
         };
         let Some(guarantor) = &refusal.guarantor else { return Err(refusal) };
-        if IS_CALLING.try_with(Cell::get).unwrap_or(true) || leaves_to_above(wait) {
+        if is_calling_back() || leaves_to_above(wait) {
             return Err(refusal);
         }
-        let _claim = Claim::new(guarantor, bytes);
-        let (mut asked, mut is_first) = (Vec::new(), !is_capturing());
+        let mut claim = Claim::new(guarantor, bytes);
+        let (mut asked, mut is_first) = (Asked::default(), !is_capturing());
         let charge = || {
-            let mut charged = self.charge_budgets(bytes);
-            while let Err(refusal) = &mut charged {
-                let is_over = !asked.is_empty() && begin.elapsed() >= wait;
-                if !is_first || is_over || refusal.borrowers.is_empty() {
-                    break;
-                }
-                let borrowers = mem::take(&mut refusal.borrowers);
-                let is_new = |account: &&Arc<Self>| !asked.iter().any(|known| Arc::ptr_eq(known, account));
-                let Some(borrower) = borrowers.iter().find(is_new) else {
-                    is_first = false;
+            let mut charged = self.charge_budgets(bytes, Some(&mut claim));
+            while let Err(refusal) = &charged {
+                let is_over = !asked.accounts.is_empty() && begin.elapsed() >= wait;
+                let Some(guarantor) = refusal.guarantor.as_ref().filter(|_| is_first && !is_over) else {
                     break;
                 };
-                borrower.give_up(bytes);
-                asked.push(Arc::clone(borrower));
-                charged = self.charge_budgets(bytes);
+                let is_new = |account: &&Arc<Self>| !holds(&asked.accounts, account);
+                let Some(borrower) = refusal.borrowers.iter().find(is_new) else {
+                    is_first = refusal.borrowers.is_empty();
+                    break;
+                };
+                asked.ask(borrower, guarantor, bytes);
+                charged = self.charge_budgets(bytes, Some(&mut claim));
             }
             charged
         };
         let is_curable = |refusal: &Refusal| refusal.guarantor.is_some();
         let charged = self.node.tree.frees.wait_for(begin, wait, is_curable, charge);
         charged.map_err(|mut refusal| {
-            refusal.asked = asked.iter().map(|account| account.node.settings.name.clone()).collect();
-            refusal.asked.dedup();
+            refusal.asked = asked.budgets.iter().map(|budget| budget.settings.name.clone()).collect();
             refusal
         })
     }
 
-    /// Charges a request to the budgets from this account's up to the root, or to none.
-    fn charge_budgets(&self, bytes: u64) -> Result<(), Refusal> {
+    /// Charges a request to the budgets from this account's up to the root, or to none. The claim of a
+    /// request that waits ends when the request is charged. Otherwise it moves to the present guarantor.
+    fn charge_budgets(&self, bytes: u64, mut claim: Option<&mut Claim>) -> Result<(), Refusal> {
         let accounts = self.node.tree.accounts.lock();
+        if let Some(claim) = &mut claim {
+            claim.set(None);
+        }
         if self.node.refusing(bytes).is_none() {
             let room = self.node.room().saturating_sub(bytes);
             let more = if self.node.tree.frees.are_awaited() { 0 } else { room / PARTS };
@@ -129,7 +147,11 @@ impl Account {
             self.add(i128::from(bytes));
         }
         drop(emptied);
-        refusing.map_or(Ok(()), |refusing| Err(self.refusal(&accounts, &refusing)))
+        let Some(refusing) = refusing else { return Ok(()) };
+        if let Some(claim) = claim {
+            claim.set(refusing.guarantor);
+        }
+        Err(refusal(&accounts, &refusing))
     }
 
     /// The caller holds the tree's lock.
@@ -160,34 +182,13 @@ impl Account {
     #[cold]
     fn release_to_budgets(&self, bytes: u64) {
         let tree = &self.node.tree;
+        if tree.is_copy() {
+            return;
+        }
         let accounts = tree.accounts.lock();
         self.subtract(bytes);
         drop(accounts);
         tree.frees.note();
-    }
-
-    fn refusal(&self, accounts: &[Arc<Self>], refusing: &Refusing<'_, Tree>) -> Refusal {
-        let Refusing { node, guarantor } = *refusing;
-        let mut holders: Vec<(Arc<BudgetNode>, u64)> = Vec::new();
-        for account in accounts {
-            let path: Vec<_> = account.node.path().collect();
-            let Some(at) = path.iter().position(|on_path| Arc::ptr_eq(on_path, node)) else { continue };
-            let holder = path[at.saturating_sub(1)];
-            let charged = account.charged.load(Ordering::Relaxed);
-            match holders.iter_mut().find(|(known, _)| Arc::ptr_eq(known, holder)) {
-                Some((_, bytes)) => *bytes += charged,
-                None => holders.push((Arc::clone(holder), charged)),
-            }
-        }
-        holders.sort_by_key(|(_, bytes)| std::cmp::Reverse(*bytes));
-        Refusal {
-            node: Arc::clone(node),
-            used: node.charged(),
-            holders,
-            guarantor: guarantor.cloned(),
-            borrowers: guarantor.map_or_else(Vec::new, |guarantor| borrowers(accounts, node, guarantor)),
-            asked: Vec::new(),
-        }
     }
 
     /// Returns how many bytes this account has borrowed between its guarantor's siblings and `refusing`.
@@ -204,22 +205,6 @@ impl Account {
         0
     }
 
-    /// Asks the holder to free memory: calls its function, and trims its stack. Holds no lock.
-    fn give_up(&self, bytes: u64) {
-        let (name, call_back) = (&self.node.settings.name, self.node.on_call_back());
-        let _calling = Calling::begin();
-        if let Some(call_back) = call_back
-            && caught(|| call_back(bytes)).is_none()
-        {
-            tracing::error!(target: "millpond::budget", "the function of the budget `{name}` panicked");
-        }
-        if let Some(stack) = self.stack.get().and_then(Weak::upgrade)
-            && let Err(error) = stack.trim(0)
-        {
-            tracing::warn!(target: "millpond::budget", %error, "the budget `{name}` kept memory");
-        }
-    }
-
     /// Remembers the whole stack of the adaptor.
     pub(crate) fn set_stack(&self, stack: Weak<dyn DeviceMemoryResource + Send + Sync>) {
         let _ = self.stack.set(stack);
@@ -227,30 +212,100 @@ impl Account {
 }
 
 /// Keeps bytes for a waiting request, while this value lives.
-struct Claim<'a> {
-    guarantor: &'a Arc<BudgetNode>,
+struct Claim {
+    guarantor: Option<Arc<BudgetNode>>,
     bytes: u64,
 }
 
-impl<'a> Claim<'a> {
-    fn new(guarantor: &'a Arc<BudgetNode>, bytes: u64) -> Self {
+impl Claim {
+    fn new(guarantor: &Arc<BudgetNode>, bytes: u64) -> Self {
         let _accounts = guarantor.tree.accounts.lock();
-        guarantor.claim(bytes.into());
-        Self { guarantor, bytes }
+        let mut claim = Self { guarantor: None, bytes };
+        claim.set(Some(guarantor));
+        claim
+    }
+
+    /// Moves the claim to another guarantor, or ends it. The caller holds the tree's lock.
+    fn set(&mut self, guarantor: Option<&Arc<BudgetNode>>) {
+        let bytes = i128::from(self.bytes);
+        // The account of the request keeps its budgets, so nothing is dropped under the lock.
+        if let Some(earlier) = mem::replace(&mut self.guarantor, guarantor.cloned()) {
+            earlier.claim(-bytes);
+        }
+        if let Some(guarantor) = guarantor {
+            guarantor.claim(bytes);
+        }
     }
 }
 
-impl Drop for Claim<'_> {
+impl Drop for Claim {
     fn drop(&mut self) {
         if has_failed() {
             return;
         }
-        let _accounts = self.guarantor.tree.accounts.lock();
-        self.guarantor.claim(-i128::from(self.bytes));
+        if let Some(guarantor) = self.guarantor.clone() {
+            let _accounts = guarantor.tree.accounts.lock();
+            self.set(None);
+        }
     }
 }
 
-/// Marks, while it lives, that the thread runs a holder's function.
+/// The holders that a request has asked to free memory.
+#[derive(Default)]
+struct Asked {
+    accounts: Vec<Arc<Account>>,
+    budgets: Vec<Arc<BudgetNode>>,
+}
+
+impl Asked {
+    /// Asks a holder: calls the functions of its budget and of the budgets above, up to those that it shares
+    /// with the guarantor, and trims its stack. Calls each budget's function once. Holds no lock, and catches
+    /// the panics of the holder.
+    fn ask(&mut self, account: &Arc<Account>, guarantor: &Arc<BudgetNode>, bytes: u64) {
+        let _calling = Calling::begin();
+        for node in account.node.path().take_while(|node| !guarantor.path().any(|it| Arc::ptr_eq(it, node))) {
+            if holds(&self.budgets, node) {
+                continue;
+            }
+            let call_back = node.on_call_back();
+            if call_back.is_none() && !Arc::ptr_eq(node, &account.node) {
+                continue;
+            }
+            self.budgets.push(Arc::clone(node));
+            let called = call_back.map_or(Some(()), |function| {
+                let called = caught(|| function(bytes));
+                // The budget may have another function by now, so that this handle is the last.
+                caught(|| drop(function)).and(called)
+            });
+            if called.is_none() {
+                let name = &node.settings.name;
+                tracing::error!(target: "millpond::budget", "the function of the budget `{name}` panicked");
+            }
+        }
+        self.accounts.push(Arc::clone(account));
+        let name = &account.node.settings.name;
+        // The stack may end here, if its program drops it meanwhile.
+        let trim = || account.stack.get().and_then(Weak::upgrade).map_or(Ok(0), |stack| stack.trim(0));
+        match caught(trim) {
+            Some(Ok(_)) => {}
+            Some(Err(error)) => {
+                tracing::warn!(target: "millpond::budget", %error, "the budget `{name}` kept memory");
+            }
+            None => tracing::error!(target: "millpond::budget", "a layer of the budget `{name}` panicked"),
+        }
+    }
+}
+
+fn holds<T>(all: &[Arc<T>], one: &Arc<T>) -> bool {
+    all.iter().any(|it| Arc::ptr_eq(it, one))
+}
+
+/// Returns whether the thread runs a holder's function, or trims its stack.
+pub(crate) fn is_calling_back() -> bool {
+    IS_CALLING.try_with(Cell::get).unwrap_or(true)
+}
+
+/// Marks, while it lives, that the thread runs a holder's function, or trims its stack.
 struct Calling;
 
 impl Calling {
@@ -288,6 +343,31 @@ fn empty_stocks(accounts: &[Arc<Account>]) -> Vec<All<'_, u64>> {
         account.subtract(parts.fold(0, u64::saturating_add));
     }
     stocks
+}
+
+fn refusal(accounts: &[Arc<Account>], refusing: &Refusing<'_, Tree>) -> Refusal {
+    let Refusing { node, guarantor, claimed } = *refusing;
+    let mut holders: Vec<(Arc<BudgetNode>, u64)> = Vec::new();
+    for account in accounts {
+        let path: Vec<_> = account.node.path().collect();
+        let Some(at) = path.iter().position(|on_path| Arc::ptr_eq(on_path, node)) else { continue };
+        let holder = path[at.saturating_sub(1)];
+        let charged = account.charged.load(Ordering::Relaxed);
+        match holders.iter_mut().find(|(known, _)| Arc::ptr_eq(known, holder)) {
+            Some((_, bytes)) => *bytes += charged,
+            None => holders.push((Arc::clone(holder), charged)),
+        }
+    }
+    holders.sort_by_key(|(_, bytes)| std::cmp::Reverse(*bytes));
+    Refusal {
+        node: Arc::clone(node),
+        used: node.charged(),
+        claimed,
+        holders,
+        guarantor: guarantor.cloned(),
+        borrowers: guarantor.map_or_else(Vec::new, |guarantor| borrowers(accounts, node, guarantor)),
+        asked: Vec::new(),
+    }
 }
 
 /// Returns the accounts that hold borrowed bytes: the lowest priority first, then the largest debt.
@@ -347,6 +427,9 @@ impl Drop for Member {
             return;
         }
         let tree = &self.0.node.tree;
+        if tree.is_copy() {
+            return;
+        }
         let mut accounts = tree.accounts.lock();
         // This value keeps the account, so nothing is dropped under the lock.
         accounts.retain(|account| !Arc::ptr_eq(account, &self.0));

@@ -36,13 +36,15 @@ impl Budget {
         self.0.used_and_room().0
     }
 
-    /// Sets a function that frees memory of this budget when another budget calls back its guarantee. The
-    /// argument is the size of the other budget's request in bytes. The function replaces an earlier one.
+    /// Sets a function that frees memory of this budget, or of the budgets below, when another budget calls
+    /// back its guarantee. The argument is the size of the other budget's request in bytes. A request calls
+    /// the function once at most. The function replaces an earlier one.
     ///
     /// The function runs on the thread of the other budget's request, and no lock is held. Several threads
     /// may run it at the same time. It should return soon: the request waits for it, even beyond its own
-    /// longest wait. A request that the function makes asks no other budget, and does not wait. If the
-    /// function panics, the panic is reported through `tracing`.
+    /// longest wait. A request that the function makes asks no other budget, and does not wait. A
+    /// `trim` goes down to the nearest budget only. If the function panics, the panic is reported through
+    /// `tracing`.
     pub fn on_call_back(&self, function: impl Fn(u64) + Send + Sync + 'static) {
         let earlier = self.0.set_on_call_back(Arc::new(function));
         drop(earlier);

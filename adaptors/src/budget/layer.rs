@@ -52,7 +52,7 @@ impl BudgetLayer {
     }
 
     /// Sets the longest time that a request within the guarantee waits for borrowed bytes. The time may be up
-    /// to an hour, in whole microseconds.
+    /// to an hour. It is rounded down to whole microseconds.
     pub fn wait(mut self, wait: Duration) -> Self {
         self.settings.wait = wait;
         self
@@ -71,16 +71,16 @@ impl BudgetLayer {
     /// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) if the budget exists with other
     /// options, if there is no such parent, if a guarantee is too large, or if the wait is longer than an
     /// hour. For a percentage, also the driver's errors.
-    pub fn open(self, driver: &dyn Driver) -> Result<Budget> {
-        Timeout::new(self.settings.wait)?;
+    pub fn open(mut self, driver: &dyn Driver) -> Result<Budget> {
+        self.settings.wait = Timeout::new(self.settings.wait)?.0;
         Ok(Budget(names::open(self.settings, driver)?))
     }
 }
 
 /// # Errors
 /// The errors of [`open`](BudgetLayer::open). Also
-/// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) if a layer below charges the same budget or
-/// one of its parents, or if the budget clears memory that the device cannot access.
+/// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) if a layer below charges a budget of the
+/// same tree, or if the budget clears memory that the device cannot access.
 impl<R: DeviceMemoryResource> Layer<R> for BudgetLayer {
     type Resource = BudgetResourceAdaptor<R>;
 

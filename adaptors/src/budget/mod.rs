@@ -11,8 +11,10 @@
 //!
 //! 1. No budget may borrow the bytes that the request waits for.
 //! 2. The request asks the budgets that use more than their own guarantee: the lowest priority first, then
-//!    the largest debt. It calls the function of [`Budget::on_call_back`], and trims the stack of the
-//!    resource, if a text built it. So a pool above the budget gives back its free memory.
+//!    the largest debt. It calls the functions of [`Budget::on_call_back`], of the budget and of those above
+//!    that it does not share with the guarantee. Then it trims the stack of the resource above the budget, if
+//!    a text built it. So a pool above the budget gives back its free memory, which may wait for the device.
+//!    The resources below the budget are not trimmed.
 //! 3. The request waits for frees, at most the time [`wait`](BudgetLayer::wait). Then it fails. The error
 //!    names the budget that refused, the budgets that hold its bytes, and the budgets that were asked.
 //!
@@ -58,7 +60,7 @@ pub use handle::Budget;
 pub use layer::BudgetLayer;
 pub use settings::Zero;
 
-use account::{Account, BudgetNode, Member, Refusal};
+use account::{Account, BudgetNode, Member, Refusal, is_calling_back};
 
 /// Charges requests to a budget, and refuses requests that a budget has no room for. See [the module](self).
 ///
@@ -101,10 +103,10 @@ impl<R: DeviceMemoryResource> BudgetResourceAdaptor<R> {
     fn new(upstream: R, budget: &Budget) -> Result<Self> {
         let node = &budget.0;
         for below in upstream.stack().with::<dyn crate::AllocationBudget>() {
-            if node.path().any(|above| Arc::ptr_eq(above, &below.budget().0)) {
+            if Arc::ptr_eq(&below.budget().0.tree, &node.tree) {
                 return Err(Error::invalid_argument(format!(
-                    "a layer below already charges the budget `{}`, so the budget `{}` would count each \
-                     request twice; build both on the resource below that layer",
+                    "a layer below already charges the budget `{}` of the same tree, so the budget `{}` \
+                     would count each request twice; build both on the resource below that layer",
                     below.budget().name(),
                     budget.name()
                 )));
@@ -147,8 +149,7 @@ impl<R: DeviceMemoryResource> BudgetResourceAdaptor<R> {
     #[cold]
     fn refused(&self, refusal: &Refusal, bytes: u64, layout: Layout, stream: StreamRef) -> Error {
         let (name, limit) = (&refusal.node.settings.name, refusal.node.limit);
-        let least_limit = self.member.node.least_limit();
-        let is_impossible = bytes > least_limit;
+        let is_impossible = bytes > limit;
         let holder = |(node, bytes): &(Arc<BudgetNode>, u64)| match node.guaranteed {
             0 => format!("`{}` {}", node.settings.name, format_bytes(*bytes)),
             guaranteed => format!(
@@ -166,22 +167,27 @@ impl<R: DeviceMemoryResource> BudgetResourceAdaptor<R> {
             let wait = self.member.node.settings.wait;
             format!("; {} did not give back enough within {wait:?}", refusal.asked.join(", "))
         };
+        let kept = match refusal.claimed {
+            0 => String::new(),
+            claimed => format!(", and {} are kept for requests that wait", format_bytes(claimed)),
+        };
         let message = if is_impossible {
             format!(
                 "the budget `{name}` refused the request, which is larger than the limit of {}; raise it, or \
                  request less; the layer below was not asked",
-                format_bytes(least_limit)
+                format_bytes(limit)
             )
         } else {
             format!(
-                "the budget `{name}` refused the request: its limit is {}, and {} are in use{by}{asked}; \
-                 free blocks, or raise the limit; the layer below was not asked",
+                "the budget `{name}` refused the request: its limit is {}, and {} are in use{by}{kept}\
+                 {asked}; free blocks, or raise the limit; the layer below was not asked",
                 format_bytes(limit),
                 format_bytes(refusal.used)
             )
         };
         let mut report = OutOfMemoryReport::new(layout, stream);
-        let short = (u128::from(refusal.used) + u128::from(bytes)).saturating_sub(u128::from(limit));
+        let taken = u128::from(refusal.used) + u128::from(refusal.claimed);
+        let short = (taken + u128::from(bytes)).saturating_sub(u128::from(limit));
         let short = u64::try_from(short).unwrap_or(u64::MAX);
         report.is_impossible = is_impossible;
         report.short_bytes = Some(short);
@@ -281,6 +287,15 @@ unsafe impl<R: DeviceMemoryResource> DeviceMemoryResource for BudgetResourceAdap
         self.clears || self.upstream.is_stream_ordered()
     }
 
+    /// Trims the upstream, except while a budget calls back: the memory below belongs to others, too.
+    fn trim(&self, keep_bytes: u64) -> Result<u64> {
+        if is_calling_back() {
+            Ok(0)
+        } else {
+            self.upstream.trim(keep_bytes).map_err(|error| error.in_stack(self))
+        }
+    }
+
     fn provide(&self, traits: &mut Traits) {
         traits
             .add::<Self, dyn crate::AllocationBudget>(|it| it)
@@ -290,7 +305,9 @@ unsafe impl<R: DeviceMemoryResource> DeviceMemoryResource for BudgetResourceAdap
         unsafe { traits.share_over(&[&self.upstream]) };
     }
 
-    forward_to_upstream!(except allocate, deallocate, memory_info, is_equal, is_stream_ordered, provide);
+    forward_to_upstream!(
+        except allocate, deallocate, memory_info, is_equal, is_stream_ordered, trim, provide
+    );
 }
 
 impl<R: fmt::Display> fmt::Display for BudgetResourceAdaptor<R> {

@@ -164,6 +164,24 @@ fn a_busy_holder_ends_a_wait() {
     });
 }
 
+/// The bytes of a request that is served do not count a second time as its claim.
+#[test]
+fn a_claim_ends_when_its_request_is_charged() {
+    explore(|| {
+        let scene = Scene::new(1);
+        assert!(scene.charge(&scene.etl, LIMIT));
+        let other = scene.spawn(1, |scene| {
+            scene.release(&scene.etl, LIMIT);
+            assert!(scene.charge(&scene.etl, 1), "a byte that no request needs was refused");
+            scene.release(&scene.etl, 1);
+        });
+        assert!(scene.charge(&scene.train, 1));
+        other.join().unwrap();
+        scene.release(&scene.train, 1);
+        scene.end();
+    });
+}
+
 /// If the holder could borrow its freed byte again, the wait would never end.
 fn a_greedy_holder() {
     let scene = Scene::new(LIMIT);

@@ -36,15 +36,21 @@ pub(crate) fn open(settings: Settings, driver: &dyn Driver) -> Result<Arc<Budget
             Err(differs(known, &settings))
         };
     }
+    names.retain(|_, budget| budget.strong_count() > 0);
     parent = settings.parent.as_deref().and_then(|name| find(&names, name));
     if let (Some(name), None) = (&settings.parent, &parent) {
-        names.retain(|_, budget| budget.strong_count() > 0);
         let live = names.keys().filter(|(on, _)| *on == device).map(|(_, name)| name.as_str());
         return Err(no_parent(&settings.name, name, device, &live.collect::<Vec<_>>()));
     }
     let node = BudgetNode::new(settings, limit, guaranteed, parent.clone())?;
     names.insert((device, node.settings.name.clone()), Arc::downgrade(&node));
     Ok(node)
+}
+
+/// Returns how many names of the device are kept.
+#[cfg(test)]
+pub(crate) fn count(device: DeviceId) -> usize {
+    NAMES.lock().keys().filter(|(on, _)| *on == device).count()
 }
 
 fn differs(known: &BudgetNode, settings: &Settings) -> Error {

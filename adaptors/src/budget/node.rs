@@ -2,12 +2,16 @@
 
 use std::fmt;
 use std::iter;
+use std::mem;
 use std::sync::Arc;
+// The tree's lock orders the sums, so models need not interleave them.
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use millpond_core::{Error, Result, format_bytes};
 
 use super::settings::{Settings, Zero};
-use crate::sync::{AtomicU64, Mistake, Mutex, Ordering, has_failed, makes};
+use crate::panicked::caught;
+use crate::sync::{Mistake, Mutex, has_failed, makes};
 
 /// A holder's function. The argument is the number of bytes that another budget needs back.
 pub(crate) type CallBack = dyn Fn(u64) + Send + Sync;
@@ -22,9 +26,12 @@ pub(crate) struct Node<T> {
     /// The bytes that this budget and the budgets below have taken: live bytes and the accounts' stocks.
     /// Changes only under the tree's lock.
     charged: AtomicU64,
-    /// The bytes that waiting requests have a guarantee for. Only other guaranteed requests may take them.
-    /// Changes only under the tree's lock.
+    /// The bytes that waiting requests have a guarantee for, from budgets below. Only other guaranteed
+    /// requests may take them. Changes only under the tree's lock.
     claimed: AtomicU64,
+    /// The bytes of the waiting requests that this budget's guarantee covers. Changes only under the tree's
+    /// lock.
+    wanted: AtomicU64,
     /// The sum of the guarantees of the budgets directly below.
     promised: AtomicU64,
     on_call_back: Mutex<Option<Arc<CallBack>>>,
@@ -35,6 +42,8 @@ pub(crate) struct Refusing<'a, T> {
     pub(crate) node: &'a Arc<Node<T>>,
     /// The nearest budget below `node` whose guarantee covers the request.
     pub(crate) guarantor: Option<&'a Arc<Node<T>>>,
+    /// The bytes of `node` that are kept from this request, for requests that wait.
+    pub(crate) claimed: u64,
 }
 
 impl<T: Default> Node<T> {
@@ -76,6 +85,7 @@ impl<T: Default> Node<T> {
             tree,
             charged: AtomicU64::new(0),
             claimed: AtomicU64::new(0),
+            wanted: AtomicU64::new(0),
             promised: AtomicU64::new(0),
             on_call_back: Mutex::default(),
         }))
@@ -109,7 +119,9 @@ impl<T> Node<T> {
         self.charged().saturating_sub(self.guaranteed)
     }
 
-    /// Returns the nearest budget on the path that has no room for a request; `None` if the request fits.
+    /// Returns the nearest budget on the path that has no room for a request; `None` if the request fits. If
+    /// no request of this size ever fits, returns the budget with the least limit. The caller has withdrawn
+    /// the request's own claim.
     pub(crate) fn refusing(self: &Arc<Self>, bytes: u64) -> Option<Refusing<'_, T>> {
         let mut guarantor = None;
         for node in self.path() {
@@ -117,7 +129,8 @@ impl<T> Node<T> {
             let claimed = if is_free { 0 } else { node.claimed.load(Ordering::Relaxed) };
             let with = node.charged().checked_add(bytes);
             if with.and_then(|sum| sum.checked_add(claimed)).is_none_or(|sum| sum > node.limit) {
-                return Some(Refusing { node, guarantor });
+                let tightest = self.path().min_by_key(|node| node.limit).filter(|node| bytes > node.limit);
+                return Some(Refusing { node: tightest.unwrap_or(node), guarantor, claimed });
             }
             if guarantor.is_none() && with.is_some_and(|sum| sum <= node.guaranteed) {
                 guarantor = Some(node);
@@ -134,22 +147,41 @@ impl<T> Node<T> {
         self.path().map(room).min().unwrap_or(0)
     }
 
+    #[cfg(test)]
+    pub(crate) fn wanted_bytes(&self) -> u64 {
+        self.wanted.load(Ordering::Relaxed)
+    }
+
     /// Adds bytes that fit, or that are negative. The caller holds the tree's lock.
     pub(crate) fn add(self: &Arc<Self>, bytes: i128) {
-        self.path().for_each(|node| add(&node.charged, bytes));
+        self.change(bytes, 0);
     }
 
     /// Keeps bytes, or fewer of them if the number is negative, for a request that this budget guarantees, in
-    /// every budget above. The caller holds the tree's lock.
+    /// every budget above. Several requests together keep no more than is left of the guarantee. The caller
+    /// holds the tree's lock.
     pub(crate) fn claim(self: &Arc<Self>, bytes: i128) {
-        for node in self.path().skip(1) {
-            add(&node.claimed, bytes);
+        self.change(0, bytes);
+    }
+
+    /// Changes the live bytes on the path, the bytes that this budget's waiting requests want, and the
+    /// bytes that the budgets above keep for them.
+    fn change(self: &Arc<Self>, charged: i128, mut wanted: i128) {
+        let mut claimed = 0;
+        for node in self.path() {
+            let before = node.kept_above();
+            add(&node.charged, charged);
+            add(&node.wanted, mem::take(&mut wanted));
+            add(&node.claimed, claimed);
+            claimed = i128::from(node.kept_above()) - i128::from(before);
         }
     }
 
-    /// Returns the least limit on the path: no larger request ever fits.
-    pub(crate) fn least_limit(self: &Arc<Self>) -> u64 {
-        self.path().map(|node| node.limit).min().unwrap_or(0)
+    /// Returns the bytes that the parent keeps for requests of this budget and of the budgets below.
+    fn kept_above(&self) -> u64 {
+        let below = self.claimed.load(Ordering::Relaxed);
+        let left = self.guaranteed.saturating_sub(self.charged()).saturating_sub(below);
+        below.saturating_add(self.wanted.load(Ordering::Relaxed).min(left))
     }
 
     /// Returns whether this budget or one above clears memory.
@@ -176,9 +208,15 @@ pub(crate) fn add(sum: &AtomicU64, bytes: i128) {
 
 impl<T> Drop for Node<T> {
     fn drop(&mut self) {
-        if let Some(parent) = self.parent.as_ref().filter(|_| !has_failed()) {
+        if has_failed() {
+            return;
+        }
+        if let Some(parent) = &self.parent {
             parent.promised.fetch_sub(self.guaranteed, Ordering::Relaxed);
         }
+        // The last handle may be a request's of another budget, which a panic of this one is no matter of.
+        let on_call_back = mem::take(&mut self.on_call_back);
+        let _ = caught(|| drop(on_call_back));
     }
 }
 

@@ -68,11 +68,10 @@ impl fmt::Display for Settings {
         if let Some(parent) = &self.parent {
             layer = layer.with("parent", parent.as_str());
         }
-        let wait = Timeout::new(self.wait).unwrap_or(Timeout(self.wait));
         for (key, value, is_default) in [
             ("guaranteed", self.guaranteed.to_string(), self.guaranteed == Self::NO_GUARANTEE),
             ("priority", self.priority.to_string(), self.priority == 0),
-            ("wait", wait.to_string(), self.wait == DEFAULT_TIMEOUT),
+            ("wait", Timeout(self.wait).to_string(), self.wait == DEFAULT_TIMEOUT),
             ("zero", "handover".to_owned(), self.zero == Zero::Off),
         ] {
             if !is_default {

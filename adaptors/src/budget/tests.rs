@@ -1,6 +1,7 @@
 //! Tests budgets: their limits, what they lend and call back, their errors, and what they clear.
 
 mod call_back;
+mod claims;
 mod crowd;
 mod zero;
 
@@ -130,6 +131,15 @@ fn the_error_says_which_budget_refused_and_who_holds_its_bytes() {
     assert_eq!((error.device(), error.is_impossible()), (Some(etl.device()), false));
     let error = take(&etl, 10 * MIB).unwrap_err();
     assert!(error.is_impossible() && error.to_string().contains("larger than the limit of 9MiB"), "{error}");
+    // The budget to raise is the one with the least limit.
+    let wide = house.tenant(BudgetLayer::new("wide", 40 * MIB).parent("etl"));
+    let _middle = house.budget(BudgetLayer::new("middle", 30 * MIB).parent("job"));
+    let low = house.tenant(BudgetLayer::new("low", 40 * MIB).parent("middle"));
+    for (tenant, name, limit) in [(&wide, "etl", "9MiB"), (&low, "job", "10MiB")] {
+        let error = take(tenant, 35 * MIB).unwrap_err().to_string();
+        let words = format!("`{name}` refused the request, which is larger than the limit of {limit}");
+        assert!(error.contains(&words), "{error}");
+    }
 }
 
 #[test]
@@ -221,10 +231,30 @@ fn budgets_that_make_no_sense_are_refused() {
         wrong(house.try_tenant(layer), parts);
     }
     wrong(job.layer(below("b")), &["a layer below already charges the budget `job`", "`b` would count"]);
+    wrong(house.tenant(layer("left").parent("job")).layer(layer("right").parent("job")), &["`right` would"]);
+    wrong(house.tenant(below("low")).layer(layer("job")), &["the budget `low` of the same tree"]);
     // A refused budget leaves its guarantee to others.
     house.budget(layer("b").parent("job").guaranteed(2 * MIB));
     let other = House::new();
     wrong(other.try_tenant(layer("b").parent("job")), &["(it has: none)"]);
+}
+
+#[test]
+fn a_wait_is_rounded_before_it_is_compared() {
+    let house = House::new();
+    let with = |ns| house.try_tenant(BudgetLayer::new("a", MIB).wait(std::time::Duration::from_nanos(ns)));
+    let tenant = with(1500).unwrap();
+    assert_eq!(tenant.to_string(), "mock+budget:name=a,limit=1MiB,wait=1us");
+    assert!(with(1000).is_ok() && with(2000).is_err());
+}
+
+#[test]
+fn names_of_dead_budgets_are_not_kept() {
+    let house = House::new();
+    for number in 0..100 {
+        house.budget(BudgetLayer::new(format!("job {number}"), MIB));
+    }
+    assert_eq!(super::names::count(house.driver.device()), 1);
 }
 
 #[test]

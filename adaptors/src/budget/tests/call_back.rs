@@ -6,8 +6,12 @@ use std::thread;
 use std::time::Duration;
 
 use millpond_core::driver::{CaptureMode, StreamFlags};
-use millpond_core::{DeviceMemoryResource, DeviceMemoryResourceExt, Driver, DriverHandle};
+use millpond_core::{
+    AnyResource, DeviceMemoryResource, DeviceMemoryResourceExt, Driver, DriverHandle, Result,
+    forward_to_upstream,
+};
 use millpond_driver::sim::{SimConfig, SimDevice};
+use millpond_testkit::mock::Call;
 use parking_lot::Mutex;
 
 use super::{House, MIB, S, Tenant, build_on, free, take, used};
@@ -206,6 +210,93 @@ fn a_group_keeps_its_guarantee() {
     assert_eq!(*asked.lock(), ["outside"; 2]);
     assert!(take(&outside, MIB).is_err());
     assert_eq!(asked.lock().len(), 2);
+}
+
+/// A group has a function, and its member has two stacks. Each function runs once for a request.
+#[test]
+fn the_functions_up_to_the_shared_budget_run_once() {
+    let (house, job) = house();
+    let group = house.budget(layer("group"));
+    let member = || house.tenant(BudgetLayer::new("member", 10 * MIB).parent("group"));
+    let (one, two, other) = (member(), member(), house.tenant(layer("other")));
+    let train = train(&house, SOON);
+    let calls = Arc::new(Mutex::new(Vec::new()));
+    for budget in [job, group, one.budget(), other.budget(), train.budget()] {
+        let (calls, name) = (Arc::clone(&calls), budget.name().to_owned());
+        budget.on_call_back(move |_| calls.lock().push(name.clone()));
+    }
+    take(&one, 4 * MIB).unwrap();
+    take(&other, 3 * MIB).unwrap();
+    take(&two, 2 * MIB).unwrap();
+    let error = take(&train, 2 * MIB).unwrap_err().to_string();
+    assert_eq!(*calls.lock(), ["member", "group", "other"]);
+    assert!(error.contains("; member, group, other did not give back enough"), "{error}");
+}
+
+/// What lies below the budgets belongs to all of them.
+#[test]
+fn a_call_back_trims_nothing_below_the_budget() {
+    let (house, _job) = house();
+    let (etl, train) = (Arc::new(house.tenant(layer("etl"))), train(&house, SOON));
+    let stack: AnyResource = etl.clone();
+    etl.member.account().set_stack(Arc::downgrade(&stack));
+    take(&*etl, 10 * MIB).unwrap();
+    let (weak, calls) = (Arc::downgrade(&stack), Arc::new(AtomicU64::new(0)));
+    let seen = Arc::clone(&calls);
+    etl.budget().on_call_back(move |_| {
+        assert_eq!(weak.upgrade().unwrap().trim(0).unwrap(), 0);
+        seen.fetch_add(1, Ordering::Relaxed);
+    });
+    assert!(take(&train, MIB).unwrap_err().is_out_of_memory());
+    assert_eq!(calls.load(Ordering::Relaxed), 1);
+    assert!(!house.handle.calls().iter().any(|call| matches!(call, Call::Trim { .. })));
+    stack.trim(0).unwrap();
+    assert!(house.handle.calls().contains(&Call::Trim { keep_bytes: 0 }));
+}
+
+/// A stack that panics when it is trimmed, and a function that panics when it is dropped.
+#[test]
+fn a_holder_that_panics_is_not_the_requests_fault() {
+    struct Bomb(Arc<AtomicU32>);
+    impl Drop for Bomb {
+        fn drop(&mut self) {
+            self.0.fetch_add(1, Ordering::Relaxed);
+            panic!("a function's drop");
+        }
+    }
+    let (house, _job) = house();
+    let (etl, train) = (house.tenant(layer("etl")), train(&house, SOON));
+    take(&etl, 10 * MIB).unwrap();
+    let (panics, budget) = (Arc::new(AtomicU32::new(0)), etl.budget());
+    let bomb = Bomb(Arc::clone(&panics));
+    etl.budget().on_call_back(move |_| {
+        let _bomb = &bomb;
+        budget.on_call_back(|_| {});
+    });
+    let stack: AnyResource = Arc::new(PanicsOnTrim(Arc::clone(&house.upstream), Arc::clone(&panics)));
+    etl.member.account().set_stack(Arc::downgrade(&stack));
+    assert!(take(&train, MIB).unwrap_err().is_out_of_memory());
+    assert_eq!(panics.load(Ordering::Relaxed), 2);
+}
+
+#[derive(Debug)]
+struct PanicsOnTrim(Arc<millpond_testkit::mock::MockResource>, Arc<AtomicU32>);
+
+// SAFETY: every call except `trim` goes to the upstream with the same arguments, so its contract holds.
+#[deny(clippy::missing_trait_methods)]
+unsafe impl DeviceMemoryResource for PanicsOnTrim {
+    fn trim(&self, _: u64) -> Result<u64> {
+        self.1.fetch_add(1, Ordering::Relaxed);
+        panic!("a layer's trim");
+    }
+
+    forward_to_upstream!(self.0, except trim);
+}
+
+impl std::fmt::Display for PanicsOnTrim {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("panics")
+    }
 }
 
 #[test]
