@@ -97,8 +97,8 @@ pub fn report(event: &SegmentEvent) {
     }
 }
 
-/// Returns whether a call of the program's code returns without a panic. Leaks the payload of a panic, because
-/// its drop also runs code of the program.
+/// Returns whether a call of the program's code returns without a panic. Leaks the payload of a panic,
+/// because its drop also runs code of the program.
 fn returns(call: impl FnOnce()) -> bool {
     catch_unwind(AssertUnwindSafe(call)).map_err(mem::forget).is_ok()
 }
