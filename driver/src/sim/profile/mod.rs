@@ -18,6 +18,7 @@ mod device;
 mod file;
 #[rustfmt::skip]
 mod h100;
+#[rustfmt::skip]
 mod h200;
 #[cfg(feature = "profiles")]
 mod read;
