@@ -25,6 +25,9 @@ const PER_THREAD: usize = 2;
 /// `CU_MEM_LOCATION_TYPE_DEVICE`.
 const ON_DEVICE: c_int = 1;
 
+/// The call stack of a call whose stack is not captured.
+static NO_STACK: Stack = Stack { frames: Vec::new(), asker: String::new() };
+
 /// The knowledge about the process.
 struct State {
     blocks: Blocks,
@@ -117,7 +120,7 @@ impl State {
             if block.lent.is_none() {
                 self.budget.give_back(block.device, block.bytes);
             }
-            self.note(Call::Free, block, 0, &Stack::default(), None);
+            self.note(Call::Free, block, 0, &NO_STACK, None);
         }
     }
 }
@@ -286,15 +289,16 @@ fn request(
         None if is_allowed => real(),
         None => OUT_OF_MEMORY,
     };
-    let stack = if is_recorded || is_watched { Arc::new(stacks::capture()) } else { Arc::default() };
+    let captured = (is_recorded || is_watched).then(|| Arc::new(stacks::capture()));
+    let stack = captured.as_deref().unwrap_or(&NO_STACK);
     let info = if is_recorded { quiet_info() } else { None };
     let mut state = state.lock();
     if code == 0 {
         // SAFETY: after success, the address is written.
         let address = unsafe { ptr.read() };
-        let block = Block { address, lent, stack: is_watched.then(|| Arc::clone(&stack)), ..wanted };
+        let block = Block { address, lent, stack: captured.clone().filter(|_| is_watched), ..wanted };
         let block = found(&mut state, block);
-        state.note(Call::Allocate, &block, stream, &stack, info);
+        state.note(Call::Allocate, &block, stream, stack, info);
         // The address of physical memory is a number of ours, which is in the blocks already.
         if (1..NO_ADDRESS).contains(&block.address) {
             state.blocks.insert(block);
@@ -305,7 +309,7 @@ fn request(
         state.budget.give_back(wanted.device, wanted.bytes);
     }
     if code == OUT_OF_MEMORY {
-        state.fail(&wanted, stream, &stack, info.map(|(_, info)| info));
+        state.fail(&wanted, stream, stack, info.map(|(_, info)| info));
     }
     code
 }
@@ -317,8 +321,6 @@ fn request(
 /// all its memory at its start, and its code may be loaded later.
 pub(crate) fn free(ptr: u64, stream: Option<*mut c_void>, real: impl FnOnce() -> Code) -> Code {
     let Some((state, inside)) = enter() else { return real() };
-    // A call stack is slow, and no command shows who freed a block.
-    let stack = Stack::default();
     let number = stream.map_or(0, |stream| stream.addr() as u64);
     let _busy = Busy::enter();
     let is_looked = inside.is_of_program() && stream.is_none() && state.lock().record.is_some();
@@ -330,7 +332,8 @@ pub(crate) fn free(ptr: u64, stream: Option<*mut c_void>, real: impl FnOnce() ->
             record.iter_mut().for_each(|record| record.look(blocks, device, info, NOTICED));
         }
         let block = state.blocks.remove(inside.is_of_program(), ptr);
-        block.inspect(|block| state.note(Call::Free, block, number, &stack, None))
+        // A call stack is slow, and no command shows who freed a block.
+        block.inspect(|block| state.note(Call::Free, block, number, &NO_STACK, None))
     };
     let Some(block) = removed else { return real() };
     let code = match &block.lent {
@@ -339,7 +342,7 @@ pub(crate) fn free(ptr: u64, stream: Option<*mut c_void>, real: impl FnOnce() ->
     };
     if code != 0 {
         let mut state = state.lock();
-        state.note(Call::Allocate, &block, number, &stack, None);
+        state.note(Call::Allocate, &block, number, &NO_STACK, None);
         state.blocks.insert(block);
     } else if block.lent.is_none() {
         state.lock().budget.give_back(block.device, block.bytes);

@@ -52,9 +52,10 @@
 //! | 9 | `REFUSED`, `OVER_ALIGNED` (`driver_memory.rs`) | blocks of plain device memory | 1 |
 //!
 //! Foreign code (the driver, upstream, a callback, a `tracing` event) runs under the turn, and under no lock
-//! of a later row. It may call the same pool, which then takes no second turn, or another pool. Each wait for
-//! a turn is bounded. A decay step also holds two locks while foreign code runs: a fork waits for one of
-//! them, but not for long, and no thread waits for the other (`pool/decay/`).
+//! of a later row. It may call the same pool, which then takes no second turn, or another pool. Only a
+//! watcher of segments may not. Each wait for a turn is bounded. A decay step also holds two locks while
+//! foreign code runs: a fork waits for one of them, but not for long, and no thread waits for the other
+//! (`pool/decay/`).
 
 mod act;
 mod collect;
