@@ -694,6 +694,9 @@ typedef void (*millpond_deallocate_function)(void *context, void *ptr, uint64_t 
 /// tries the request again.
 typedef bool (*millpond_failure_function)(void *context, uint64_t bytes);
 
+/// Frees memory of a budget, because another budget's request of `bytes` needs its guarantee.
+typedef void (*millpond_call_back_function)(void *context, uint64_t bytes);
+
 /// Returns whether the calling thread must end its wait.
 typedef bool (*millpond_interrupt_function)(void);
 
@@ -724,6 +727,18 @@ millpond_status millpond_resource_failure_callback(const millpond_resource *upst
                                                    millpond_failure_function handle, void *context,
                                                    millpond_end_function end,
                                                    millpond_resource **resource);
+
+/// Sets the function that frees memory of the outermost budget of a stack, when another budget
+/// calls back its guarantee. A request calls the function once at most, on its own thread. The
+/// function may use the stack, and should return soon. It replaces an earlier function of the same
+/// budget; null removes the earlier one. The library calls `end` with `context` when the budget
+/// needs the function no more, or if this call fails.
+///
+/// Requires: `resource` is a handle from this library. The functions can be called on any thread,
+/// several times at once, and do not unwind.
+millpond_status millpond_budget_on_call_back(const millpond_resource *resource,
+                                             millpond_call_back_function call_back, void *context,
+                                             millpond_end_function end);
 
 /// Sets the function that the library calls from time to time while a thread waits for memory. The
 /// library calls it on the waiting thread. Null removes the function. If the function returns

@@ -3,12 +3,13 @@
 use std::ffi::c_void;
 use std::sync::Arc;
 
-use millpond_adaptors::FailureCallbackLayer;
+use millpond_adaptors::{AllocationBudget, FailureCallbackLayer};
 use millpond_core::interrupt::{Ask, set_interrupt};
-use millpond_core::{DeviceMemoryResourceExt, DevicePtr, Error, ErrorKind};
+use millpond_core::{DeviceMemoryResourceExt, DevicePtr, Error, ErrorKind, find_trait};
 use millpond_resources::CallbackMemoryResource;
 
 use crate::device::Device;
+use crate::layers::lacks;
 use crate::resource::{Resource, with_resource};
 use crate::status::{Status, borrowed, guarded, guarded_or, missing, put_handle};
 
@@ -25,6 +26,9 @@ pub type DeallocateFunction = Option<
 /// Frees memory that the program can spare for a request of `bytes`. Returns whether the library tries the
 /// request again.
 pub type FailureFunction = Option<extern "C" fn(context: *mut c_void, bytes: u64) -> bool>;
+
+/// Frees memory of a budget, because another budget's request of `bytes` needs its guarantee.
+pub type CallBackFunction = Option<extern "C" fn(context: *mut c_void, bytes: u64)>;
 
 /// Returns whether the calling thread must end its wait.
 pub type InterruptFunction = Option<extern "C" fn() -> bool>;
@@ -133,6 +137,33 @@ pub unsafe extern "C" fn millpond_resource_failure_callback(
         let made = upstream.clone().layer(layer)?;
         // SAFETY: the caller's promise.
         unsafe { put_handle(resource, Resource::built(made.into_any())) }
+    })
+}
+
+/// Sets the function that frees memory of the outermost budget of a stack, when another budget calls back its
+/// guarantee. A request calls the function once at most, on its own thread. The function may use the stack,
+/// and should return soon. It replaces an earlier function of the same budget; null removes the earlier one.
+/// The library calls `end` with `context` when the budget needs the function no more, or if this call fails.
+///
+/// # Safety
+/// `resource` is a handle from this library. The functions can be called on any thread, several times at
+/// once, and do not unwind.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn millpond_budget_on_call_back(
+    resource: *const Resource,
+    call_back: CallBackFunction,
+    context: *mut c_void,
+    end: EndFunction,
+) -> Status {
+    let context = Context { value: context, end };
+    with_resource(resource, |resource| {
+        let adaptor = find_trait::<dyn AllocationBudget>(resource);
+        let budget = adaptor.ok_or_else(|| lacks(resource, "charges a budget"))?.budget();
+        match call_back {
+            Some(call_back) => budget.on_call_back(move |bytes| call_back(context.value(), bytes)),
+            None => budget.forget_call_back(),
+        }
+        Ok(())
     })
 }
 

@@ -295,6 +295,6 @@ fn unsupported(resource: &AnyResource, what: &str) -> Error {
     Error::new(ErrorKind::Unsupported, format!("the outermost layer of `{resource}` {what}"))
 }
 
-fn lacks(resource: &AnyResource, what: &str) -> Error {
+pub(crate) fn lacks(resource: &AnyResource, what: &str) -> Error {
     Error::new(ErrorKind::Unsupported, format!("no layer of `{resource}` {what}"))
 }

@@ -3,7 +3,7 @@
 //! [`provide`](crate::DeviceMemoryResource::provide). The layer finds it with
 //! [`find_trait`](crate::find_trait).
 
-use crate::{Result, StreamRef};
+use crate::{Result, Stack, StreamRef};
 
 /// Gives facts about a pool to a layer above the pool. The layer finds this trait with
 /// [`find_trait`](crate::find_trait).
@@ -19,6 +19,13 @@ pub trait PoolBelow {
     /// # Errors
     /// The driver's errors.
     fn release_unused(&self, keep_bytes: u64, stream: StreamRef) -> Result<u64>;
+}
+
+/// Gives the resources below a layer that [`upstream`](crate::DeviceMemoryResource::upstream) does not give. An
+/// upper layer finds this trait with [`Stack::with`].
+pub trait OthersBelow {
+    /// Returns the stacks of these resources, in no certain order.
+    fn others_below(&self) -> Vec<Stack<'_>>;
 }
 
 /// Gives facts about a `capture_scopes` layer to an upper layer. A `capture_scopes` layer allocates separate

@@ -6,7 +6,7 @@ use crate::provide::as_trait;
 
 /// An iterator over the layers of a stack, outermost first.
 /// [`DeviceMemoryResourceExt::stack`](crate::DeviceMemoryResourceExt::stack) returns it.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Stack<'a> {
     next: Option<&'a dyn DeviceMemoryResource>,
 }

@@ -72,7 +72,7 @@ mod upstream;
 pub mod watch;
 
 pub use accessibility::Accessibility;
-pub use below::{PoolBelow, ScopesBelow};
+pub use below::{OthersBelow, PoolBelow, ScopesBelow};
 pub use device::DeviceId;
 pub use driver::{Driver, DriverError, DriverHandle, MemoryInfo};
 pub use error::{Error, ErrorKind, Result};

@@ -801,6 +801,37 @@ class BudgetResourceAdaptor(LimitingResourceAdaptor):
         )
         self._on(upstream_mr, "budget" + options)
 
+    def on_call_back(self, callback: Callable[[int], object] | None) -> None:
+        """Set a function that frees memory of this budget when another budget calls back its guarantee.
+
+        The function runs on the thread of the other budget's request, and the request waits for it. A
+        request calls it once at most. The function may use this resource, and its requests do not wait. An
+        exception goes to `sys.unraisablehook`.
+
+        The budget keeps the function, so let the function hold only a weak reference to this resource.
+
+        Args:
+            callback: `callback(nbytes)` gets the size of the other budget's request in bytes. It replaces an
+                earlier function of the same budget; None removes that function.
+
+        Raises:
+            TypeError: `callback` is neither a function nor None.
+
+        Example:
+            >>> import millpond
+            >>> cuda = millpond.mr.CudaMemoryResource()
+            >>> job = millpond.mr.BudgetResourceAdaptor(cuda, "job", 4096)
+            >>> etl = millpond.mr.BudgetResourceAdaptor(cuda, "etl", 4096, parent="job")
+            >>> train = millpond.mr.BudgetResourceAdaptor(cuda, "train", 4096, parent="job", guaranteed=4096)
+            >>> cache = [millpond.DeviceBuffer(size=4096, mr=etl)]
+            >>> etl.on_call_back(lambda nbytes: cache.clear())
+            >>> millpond.DeviceBuffer(size=4096, mr=train).size
+            4096
+        """
+        if callback is not None:
+            _arguments.function(callback, "callback")
+        self._budget_on_call_back(callback)
+
 
 def _device_file(name: FilePath, device: Device) -> str:
     """Return the absolute path of a device's log. Placeholders such as `{pid}` stay in the path."""

@@ -52,6 +52,8 @@ pub(crate) type AllocateFunction = extern "C" fn(Raw, u64, u64, Raw) -> Raw;
 pub(crate) type DeallocateFunction = extern "C" fn(Raw, Raw, u64, u64, Raw);
 /// The type of the function that `millpond_resource_failure_callback` calls.
 pub(crate) type FailureFunction = extern "C" fn(Raw, u64) -> bool;
+/// The type of the function that `millpond_budget_on_call_back` takes.
+pub(crate) type CallBackFunction = extern "C" fn(Raw, u64);
 /// The type of the function that `millpond_set_interrupt` takes.
 pub(crate) type InterruptFunction = extern "C" fn() -> bool;
 /// The type of the function that `millpond_malloc_unlocked` calls before it may wait.
@@ -151,6 +153,7 @@ functions! {
     resource_clear_counters: fn(Raw) -> i32;
     resource_callback: fn(Raw, AllocateFunction, DeallocateFunction, Raw, EndFunction, *mut Raw) -> i32;
     resource_failure_callback: fn(Raw, FailureFunction, Raw, EndFunction, *mut Raw) -> i32;
+    budget_on_call_back: fn(Raw, Option<CallBackFunction>, Raw, EndFunction) -> i32;
     resource_owners: fn(Raw) -> usize;
     set_interrupt: fn(InterruptFunction);
     resource_binning: fn(Raw, *const u64, *const Raw, usize, *mut Raw) -> i32;

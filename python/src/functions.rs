@@ -56,15 +56,30 @@ pub(crate) extern "C" fn call_deallocate(functions: Raw, ptr: Raw, bytes: u64, _
             functions[1].call1(py, (ptr.addr(), bytes, stream_object(py, stream)?)).map(drop)
         };
         if let Err(error) = call() {
-            if error.is_instance_of::<PyKeyboardInterrupt>(py) {
-                // A free cannot fail, so Ctrl-C is raised again when Python continues.
-                // SAFETY: this thread holds the GIL.
-                return unsafe { ffi::PyErr_SetInterrupt() };
-            }
-            // As in a finaliser, the exception goes to Python's hook.
-            error.write_unraisable(py, Some(functions[1].bind(py)));
+            tell_of(py, error, &functions[1]);
         }
     });
+}
+
+pub(crate) extern "C" fn call_back(functions: Raw, bytes: u64) {
+    gil::attached(|py| {
+        // SAFETY: `context_of` made the context, with one function.
+        let functions: &Functions = unsafe { context(functions) };
+        if let Err(error) = functions[0].call1(py, (bytes,)) {
+            tell_of(py, error, &functions[0]);
+        }
+    });
+}
+
+/// Passes on the exception of a function whose caller cannot fail.
+fn tell_of(py: Python<'_>, error: PyErr, function: &Py<PyAny>) {
+    if error.is_instance_of::<PyKeyboardInterrupt>(py) {
+        // Ctrl-C is raised again when Python continues.
+        // SAFETY: this thread holds the GIL.
+        return unsafe { ffi::PyErr_SetInterrupt() };
+    }
+    // As in a finaliser, the exception goes to Python's hook.
+    error.write_unraisable(py, Some(function.bind(py)));
 }
 
 pub(crate) extern "C" fn call_failure(handle: Raw, bytes: u64) -> bool {

@@ -1,6 +1,7 @@
 """Each resource and adaptor: arrays of every type and size, its parameters, its counters, its errors."""
 
 import gc
+import sys
 import weakref
 
 import numpy as np
@@ -238,6 +239,41 @@ def test_budgets():
             mr.BudgetResourceAdaptor(pool, *arguments, **options)
     with pytest.raises(TypeError, match="`name` must be the name of a budget"):
         mr.BudgetResourceAdaptor(pool, 1, MIB)
+
+
+def test_an_idle_budget_is_called_back(monkeypatch):
+    unraisable = []
+    monkeypatch.setattr(sys, "unraisablehook", unraisable.append)
+    cuda = mr.CudaMemoryResource()
+    job = mr.BudgetResourceAdaptor(cuda, "called job", 8 * MIB)
+    idle = mr.BudgetResourceAdaptor(cuda, "called idle", 8 * MIB, parent="called job")
+    needy = mr.BudgetResourceAdaptor(
+        cuda, "called needy", 8 * MIB, parent="called job", guaranteed=8 * MIB, wait=0
+    )
+    cache, asked = [millpond.DeviceBuffer(size=8 * MIB, mr=idle)], []
+
+    def free(nbytes):
+        asked.append(nbytes)
+        cache.clear()
+
+    idle.on_call_back(free)
+    buffer = millpond.DeviceBuffer(size=6 * MIB, mr=needy)
+    assert (asked, job.get_allocated_bytes()) == ([6 * MIB], 6 * MIB)
+    del buffer
+
+    def fail(nbytes):
+        raise ValueError("no")
+
+    for function, count in [(fail, 1), (None, 0)]:
+        idle.on_call_back(function)
+        buffer = millpond.DeviceBuffer(size=8 * MIB, mr=idle)
+        with pytest.raises(millpond.OutOfMemoryError, match="called idle"):
+            needy.allocate(MIB)
+        assert len(unraisable) == count
+        unraisable.clear()
+        del buffer
+    with pytest.raises(TypeError, match="`callback`"):
+        idle.on_call_back(1)
 
 
 def test_a_pool_above_an_idle_budget_is_trimmed():

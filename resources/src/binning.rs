@@ -9,8 +9,8 @@ use millpond_core::stack::{LayerEntry, LayerKind, LayerSpec, Params, Piece, Read
 use millpond_core::{
     ALLOCATION_ALIGNMENT, Accessibility, AnyResource, ByteSize, DeviceMemoryResource,
     DeviceMemoryResourceExt, DevicePtr, DriverHandle, Error, Layer, LayerMemory, Layout, LiveBlock,
-    MemoryInfo, MemoryMap, Remedy, RemedyAction, ReportsMemory, ResourceStatistics, Result, StreamRef,
-    Traits, align_up, is_same, misuse, parse_block_bytes,
+    MemoryInfo, MemoryMap, OthersBelow, Remedy, RemedyAction, ReportsMemory, ResourceStatistics, Result,
+    Stack, StreamRef, Traits, align_up, is_same, misuse, parse_block_bytes,
 };
 
 use crate::binning::direct::Direct;
@@ -459,9 +459,15 @@ unsafe impl<R: DeviceMemoryResource> DeviceMemoryResource for BinningMemoryResou
     }
 
     fn provide(&self, traits: &mut Traits) {
-        traits.add::<Self, dyn ReportsMemory>(|it| it);
+        traits.add::<Self, dyn OthersBelow>(|it| it).add::<Self, dyn ReportsMemory>(|it| it);
         // SAFETY: threads may share all parts except upstream, and the bins that take their memory from it.
         unsafe { traits.share_over(&[&*self.upstream]) };
+    }
+}
+
+impl<R: DeviceMemoryResource> OthersBelow for BinningMemoryResource<R> {
+    fn others_below(&self) -> Vec<Stack<'_>> {
+        self.given().filter_map(|(_, resource)| resource).map(DeviceMemoryResourceExt::stack).collect()
     }
 }
 

@@ -46,7 +46,13 @@ impl Budget {
     /// `trim` goes down to the nearest budget only. If the function panics, the panic is reported through
     /// `tracing`.
     pub fn on_call_back(&self, function: impl Fn(u64) + Send + Sync + 'static) {
-        let earlier = self.0.set_on_call_back(Arc::new(function));
+        let earlier = self.0.set_on_call_back(Some(Arc::new(function)));
+        drop(earlier);
+    }
+
+    /// Removes the function that [`on_call_back`](Self::on_call_back) set.
+    pub fn forget_call_back(&self) {
+        let earlier = self.0.set_on_call_back(None);
         drop(earlier);
     }
 }

@@ -52,8 +52,8 @@ use std::sync::Arc;
 use millpond_core::driver::call;
 use millpond_core::{
     DeviceMemoryResource, DeviceMemoryResourceExt, DevicePtr, Error, ErrorKind, LayerMemory, Layout,
-    MemoryInfo, OutOfMemoryReport, Remedy, ReportsMemory, Result, StreamRef, Traits, debug_as_text,
-    format_bytes, forward_to_upstream, is_same, misuse,
+    MemoryInfo, OthersBelow, OutOfMemoryReport, Remedy, ReportsMemory, Result, Stack, StreamRef, Traits,
+    debug_as_text, format_bytes, forward_to_upstream, is_same, misuse,
 };
 
 pub use handle::Budget;
@@ -102,15 +102,13 @@ pub struct BudgetResourceAdaptor<R> {
 impl<R: DeviceMemoryResource> BudgetResourceAdaptor<R> {
     fn new(upstream: R, budget: &Budget) -> Result<Self> {
         let node = &budget.0;
-        for below in upstream.stack().with::<dyn crate::AllocationBudget>() {
-            if Arc::ptr_eq(&below.budget().0.tree, &node.tree) {
-                return Err(Error::invalid_argument(format!(
-                    "a layer below already charges the budget `{}` of the same tree, so the budget `{}` \
-                     would count each request twice; build both on the resource below that layer",
-                    below.budget().name(),
-                    budget.name()
-                )));
-            }
+        if let Some(below) = charged_below(upstream.stack(), node) {
+            return Err(Error::invalid_argument(format!(
+                "a layer below already charges the budget `{}` of the same tree, so the budget `{}` would \
+                 count each request twice; build both on the resource below that layer",
+                below.name(),
+                budget.name()
+            )));
         }
         let clears = node.clears();
         if clears && !upstream.accessibility().device {
@@ -196,6 +194,15 @@ impl<R: DeviceMemoryResource> BudgetResourceAdaptor<R> {
         report.remedies = vec![Remedy::raise_maximum(short, false)];
         Error::out_of_memory(layout, stream).context(message).with_report(report)
     }
+}
+
+/// Returns a budget of the node's tree that a layer of the stack charges.
+fn charged_below(stack: Stack<'_>, node: &BudgetNode) -> Option<Budget> {
+    let mut budgets = stack.clone().with::<dyn crate::AllocationBudget>().map(|layer| layer.budget());
+    budgets.find(|budget| Arc::ptr_eq(&budget.0.tree, &node.tree)).or_else(|| {
+        let mut others = stack.with::<dyn OthersBelow>().flat_map(|layer| layer.others_below());
+        others.find_map(|other| charged_below(other, node))
+    })
 }
 
 impl<R> BudgetResourceAdaptor<R> {

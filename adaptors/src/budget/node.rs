@@ -191,8 +191,8 @@ impl<T> Node<T> {
 
     /// Sets the function, and returns the earlier one. The caller drops it, because that may run code of the
     /// program.
-    pub(crate) fn set_on_call_back(&self, call_back: Arc<CallBack>) -> Option<Arc<CallBack>> {
-        self.on_call_back.lock().replace(call_back)
+    pub(crate) fn set_on_call_back(&self, call_back: Option<Arc<CallBack>>) -> Option<Arc<CallBack>> {
+        mem::replace(&mut *self.on_call_back.lock(), call_back)
     }
 
     pub(crate) fn on_call_back(&self) -> Option<Arc<CallBack>> {

@@ -10,8 +10,8 @@ use millpond_core::driver::call;
 use millpond_core::stack::{LayerSpec, Piece, Value};
 use millpond_core::{
     Accessibility, AnyResource, DeviceMemoryResource, DeviceMemoryResourceExt, DevicePtr, DriverHandle,
-    Error, ErrorKind, LayerMemory, Layout, MemoryInfo, MemoryMap, ReportsMemory, ResourceStatistics, Result,
-    StreamRef, Traits, debug_as_text, is_same,
+    Error, ErrorKind, LayerMemory, Layout, MemoryInfo, MemoryMap, OthersBelow, ReportsMemory,
+    ResourceStatistics, Result, Stack, StreamRef, Traits, debug_as_text, is_same,
 };
 
 pub use layer::FallbackLayer;
@@ -205,9 +205,15 @@ unsafe impl<R: DeviceMemoryResource, F: DeviceMemoryResource> DeviceMemoryResour
     }
 
     fn provide(&self, traits: &mut Traits) {
-        traits.add::<Self, dyn ReportsMemory>(|it| it);
+        traits.add::<Self, dyn OthersBelow>(|it| it).add::<Self, dyn ReportsMemory>(|it| it);
         // SAFETY: threads may share all other parts.
         unsafe { traits.share_over(&[&self.upstream, &self.fallback]) };
+    }
+}
+
+impl<R: DeviceMemoryResource, F: DeviceMemoryResource> OthersBelow for FallbackResourceAdaptor<R, F> {
+    fn others_below(&self) -> Vec<Stack<'_>> {
+        vec![self.fallback.stack()]
     }
 }
 

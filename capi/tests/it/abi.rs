@@ -7,7 +7,7 @@ use std::ptr::{null, null_mut, without_provenance_mut};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::bench::{Bench, KIB, MIB, message};
-use millpond_c::callback::{millpond_resource_callback, millpond_resource_failure_callback};
+use millpond_c::callback::*;
 use millpond_c::device::*;
 use millpond_c::layers::*;
 use millpond_c::manager::*;
@@ -228,6 +228,61 @@ fn functions_of_the_program_are_resources_and_make_room() {
         assert_eq!(millpond_deallocate(patient, block, 40 * MIB, 0, null_mut()), Status::Ok);
         millpond_resource_free(patient);
         millpond_resource_free(pool);
+    }
+}
+
+#[test]
+fn a_budget_calls_its_bytes_back() {
+    const ALL: u64 = 8 * MIB;
+    static ENDED: AtomicUsize = AtomicUsize::new(0);
+    struct Cache {
+        of: *mut Resource,
+        block: *mut c_void,
+        asked: u64,
+    }
+    extern "C" fn free(context: *mut c_void, bytes: u64) {
+        // SAFETY: the test passes a cache, and waits for this call.
+        let cache = unsafe { &mut *context.cast::<Cache>() };
+        cache.asked += bytes;
+        // SAFETY: the block is live, and no work uses it.
+        let freed = unsafe { millpond_deallocate(cache.of, cache.block, ALL, 0, null_mut()) };
+        assert_eq!(freed, Status::Ok);
+    }
+    extern "C" fn end(_: *mut c_void) {
+        ENDED.fetch_add(1, Ordering::Relaxed);
+    }
+    let bench = Bench::new();
+    let plain = bench.resource("cuda");
+    let job = bench.resource("cuda+budget:name=job,limit=8MiB");
+    let of = bench.resource("cuda+budget:name=etl,limit=8MiB,parent=job");
+    let train = bench.resource("cuda+budget:name=train,limit=8MiB,parent=job,guaranteed=8MiB,wait=0ms");
+    let mut cache = Cache { of, block: null_mut(), asked: 0 };
+    let context = (&raw mut cache).cast();
+    // SAFETY: all handles are live, and the context outlives the budget.
+    unsafe {
+        let refused = millpond_budget_on_call_back(plain, Some(free), context, Some(end));
+        assert_eq!((refused, ENDED.load(Ordering::Relaxed)), (Status::Unsupported, 1));
+        assert!(message().contains("charges a budget"), "{}", message());
+        assert_eq!(millpond_budget_on_call_back(of, Some(free), context, Some(end)), Status::Ok);
+        let mut block = null_mut();
+        for asked in [MIB, 0] {
+            assert_eq!(
+                millpond_allocate(of, ALL, 0, null_mut(), &raw mut (*context.cast::<Cache>()).block),
+                Status::Ok
+            );
+            let outcome = millpond_allocate(train, MIB, 0, null_mut(), &raw mut block);
+            assert_eq!((outcome == Status::Ok, (*context.cast::<Cache>()).asked), (asked > 0, MIB));
+            if asked > 0 {
+                assert_eq!(millpond_deallocate(train, block, MIB, 0, null_mut()), Status::Ok);
+                assert_eq!(millpond_budget_on_call_back(of, None, null_mut(), None), Status::Ok);
+                assert_eq!(ENDED.load(Ordering::Relaxed), 2);
+            }
+        }
+        let left = (*context.cast::<Cache>()).block;
+        assert_eq!(millpond_deallocate(of, left, ALL, 0, null_mut()), Status::Ok);
+        for resource in [train, of, job, plain] {
+            millpond_resource_free(resource);
+        }
     }
 }
 
