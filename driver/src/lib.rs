@@ -13,6 +13,8 @@ pub mod cuda;
 mod current;
 mod device_spec;
 mod environment;
+#[doc(hidden)] // for the pools
+pub mod nvtx;
 mod own;
 mod plain;
 mod registry;

@@ -72,6 +72,15 @@ rm "$target_dir/built"
     exit 1
 }
 
+echo "== building the program with errors, for the sanitizer"
+cargo build --locked -p millpond-tests --example memory_checker --message-format=json |
+    executables false >"$target_dir/built"
+while read -r _package name path; do
+    strip -o "$target_dir/$name" "$path"
+done <"$target_dir/built"
+rm "$target_dir/built"
+[[ -x $target_dir/memory_checker ]] || { echo "cargo named no program memory_checker" >&2; exit 1; }
+
 echo "== building the plug-in for Numba"
 cargo build --release --locked -p millpond-plugin --example millpond_numba --message-format=json |
     grep -oE '"[^"]*/libmillpond_numba\.so"' | tail -n 1 | tr -d '"' >"$target_dir/built"

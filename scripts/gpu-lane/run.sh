@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
 # Runs on a GPU the files that build.sh gathered next to this script.
 #
-#   ./run.sh [tests|soak|sanitizer|replay|plan|numba|all]...
+#   ./run.sh [tests|soak|sanitizer|checked|replay|plan|numba|all]...
 #
 #   tests      every test that needs a GPU, except the soak
 #   soak       the soak, in which kernels write and check tags: 10^6 operations on each stack; and its canary
-#   sanitizer  compute-sanitizer's memcheck over a short soak
+#   sanitizer  compute-sanitizer's memcheck over a short soak, and over errors in blocks, which it must find
+#   checked    the tests under compute-sanitizer's memcheck
 #   replay     the logs through the standard stacks, on the GPU and, to compare, on the simulated device
 #   plan       the logs through the pool with and without a plan: 20 passes, then with kernels running
 #   numba      numba-cuda's own tests of memory, over millpond's plug-in
@@ -28,6 +29,10 @@ one=$(mktemp)
 trap 'rm -f "$one"' EXIT
 if compgen -G "tests/*.gz" >/dev/null; then gunzip --force tests/*.gz || exit 2; fi
 limit=${STEP_SECONDS:-240}
+sanitizer=$(command -v compute-sanitizer || echo /usr/local/cuda/bin/compute-sanitizer)
+# The tests make calls that the driver refuses; such calls are not memory errors.
+memcheck=("$sanitizer" --tool memcheck --report-api-errors no --error-exitcode 99)
+under=()
 failures=0
 : >"$log"
 printf 'name\tpassed\tfailed\tseconds\n' >"$summary"
@@ -82,7 +87,8 @@ print(*{lib.rsplit("/", 1)[0] for lib in found}, sep=":")' 2>/dev/null)
             row=$(basename "$binary" .it).$module
             [[ $row == millpond-tests.soak ]] && continue
             mapfile -t names < <(names_in "$binary" | grep -E "^$module(::|\$)")
-            attempt "$row" "$binary" --ignored --test-threads=1 --exact "${names[@]}"
+            attempt "$row${under:+, checked}" ${under:+"${under[@]}"} \
+                "$binary" --ignored --test-threads=1 --exact "${names[@]}"
         done
     done
 }
@@ -92,15 +98,21 @@ soak() {
     grep -aoE '([A-Z][A-Za-z()]*: )?soak of .*' "$one" | sed 's/^/   /'
 }
 
+# Takes longer than all other steps together, so `all` omits it.
+checked() { local under=("${memcheck[@]}"); tests; }
+
 sanitizer() {
-    local tool
-    for tool in "$(command -v compute-sanitizer)" /usr/local/cuda/bin/compute-sanitizer; do
-        [[ -x $tool ]] && break
-    done
-    attempt memcheck env MILLPOND_SOAK_OPS="${SANITIZER_OPS:-20000}" \
-        "$tool" --tool memcheck --error-exitcode 99 \
+    local stack mode found='"$@" 2>&1 | tee /dev/stderr | grep -ac "Invalid __global__ write"'
+    attempt memcheck env MILLPOND_SOAK_OPS="${SANITIZER_OPS:-20000}" "${memcheck[@]}" \
         tests/millpond-tests.it --ignored --test-threads=1 --nocapture no_block_is_shared
     grep -a 'ERROR SUMMARY' "$one" | sed 's/^/   /'
+    for stack in cuda+pool cuda+binning cuda+pool+binning managed+pool; do
+        attempt "memcheck of $stack" "${memcheck[@]}" ./memory_checker clean "$stack"
+        for mode in overflow beyond after-free after-free-busy; do
+            # Passes if the tool finds the error.
+            attempt "$mode in $stack" bash -c "$found" _ "${memcheck[@]}" ./memory_checker "$mode" "$stack"
+        done
+    done
 }
 
 # replay_on DEVICE NAME REPEAT: writes one JSON object per log, from REPEAT passes, and readable tables, from
@@ -154,9 +166,9 @@ say "$({ nvidia-smi --query-gpu=name,driver_version,memory.total,compute_cap --f
 say "$(head -n 3 MANIFEST)"
 for step in "${@:-all}"; do
     case $step in
-        tests | soak | sanitizer | replay | plan | numba) "$step" ;;
+        tests | soak | sanitizer | checked | replay | plan | numba) "$step" ;;
         all) tests; soak; sanitizer; replay ;;
-        *) echo "unknown step '$step'; use tests, soak, sanitizer, replay, plan, numba or all" >&2; exit 2 ;;
+        *) echo "unknown step '$step'; use one that the top of this script lists" >&2; exit 2 ;;
     esac
 done
 

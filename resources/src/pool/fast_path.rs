@@ -190,11 +190,10 @@ impl<R: DeviceMemoryResource> PoolMemoryResource<R> {
     /// Returns the calling thread's stream cache for a stream, if it may be used now. Creates it if the
     /// stream is used often.
     fn stream_cache_or_new(&self, thread_cache: &Lease, stream: StreamRef) -> Option<&StreamCache> {
-        let stream_cache = if thread_cache.is_permanent() {
-            self.stream_cache_of(thread_cache, stream)?
-        } else {
+        if !thread_cache.is_permanent() || self.central.checked.is_some() {
             return None;
-        };
+        }
+        let stream_cache = self.stream_cache_of(thread_cache, stream)?;
         // SAFETY: as in `stream_cache`; this call adds no stream cache from here on.
         let stream_cache = unsafe { &*stream_cache };
         (!stream_cache.stream.is_record_requested() && !self.central.health.is_lost()).then_some(stream_cache)
@@ -239,6 +238,9 @@ impl<R: DeviceMemoryResource> PoolMemoryResource<R> {
             self.central.allocate(layout, stream, shard, None, None).map_err(|error| error.in_stack(self))?;
         if !ptr.is_null() {
             self.shared.count_allocation(&thread_cache.counts, layout.bytes());
+            if let Some(checked) = &self.central.checked {
+                checked.allocated(&**self.central.driver(), ptr, layout.bytes(), stream);
+            }
         }
         Ok(ptr)
     }
@@ -278,8 +280,12 @@ impl<R: DeviceMemoryResource> PoolMemoryResource<R> {
         let thread_cache = self.shared.thread_caches.my_cache(self.id);
         if let Some(stream_cache) = self.stream_cache_or_new(&thread_cache, stream) {
             let size = self.shared.block_size(layout.bytes());
-            self.deallocate_through_cache(stream_cache, ptr, layout, stream, size);
-        } else if self.central.deallocate(ptr, layout, stream, self) {
+            return self.deallocate_through_cache(stream_cache, ptr, layout, stream, size);
+        }
+        if let Some(checked) = &self.central.checked {
+            checked.freed(&**self.central.driver(), ptr, layout.bytes(), stream);
+        }
+        if self.central.deallocate(ptr, layout, stream, self) {
             self.shared.count_free(&thread_cache.counts, layout.bytes());
         }
     }

@@ -27,6 +27,7 @@
 pub(crate) mod arena;
 pub(crate) mod cache;
 pub(crate) mod central;
+mod checked;
 mod decay;
 mod diagnose;
 mod fast_path;
@@ -58,6 +59,8 @@ use millpond_core::{
     LiveBlock, MemoryInfo, ReportsMemory, ResourceStatistics, Result, StreamRef, Traits, downcast,
     find_trait, is_same,
 };
+
+use millpond_driver::nvtx::MemoryChecker;
 
 pub use crate::pool::decay::Decay;
 pub use crate::pool::handle::Pool;
@@ -93,6 +96,9 @@ use crate::process;
 /// The pool rounds the size of each request up to a multiple of 256 bytes. Between 16 KiB and 1 MiB, it
 /// rounds a request up to one of 32 sizes for each power of two. This adds at most 3.1 % to the size. If no
 /// live block starts at a pointer, or if the block has another size, the pool refuses to free the pointer.
+///
+/// Under NVIDIA's compute-sanitizer, the pool tells the tool which blocks are live. So the tool reports an
+/// access past the end of a block, and an access to a free block.
 ///
 /// While any thread captures a graph, the pool's calls do not invalidate the graph. But each launch of the
 /// graph writes to the blocks that were freed during the capture. The pool may have given these blocks to
@@ -162,7 +168,8 @@ impl<R: DeviceMemoryResource> PoolMemoryResource<R> {
     ) -> Result<Self> {
         static NEXT: AtomicU64 = AtomicU64::new(1);
         let pages = options.pages_over(&upstream)?;
-        if pages.is_none() && options.pages == PagesMode::Auto {
+        let is_checked = MemoryChecker::attached(upstream.driver().device()).is_some();
+        if pages.is_none() && options.pages == PagesMode::Auto && !is_checked {
             warn_of_a_wrapper(&upstream);
         }
         let backing = options.backing(&**upstream.driver(), pages.is_some())?;

@@ -9,6 +9,8 @@ use millpond_core::{
     format_bytes,
 };
 
+use millpond_driver::nvtx::MemoryChecker;
+
 use crate::driver_memory::CudaMemoryResource;
 use crate::heap::request::LARGEST_REQUEST;
 use crate::pool::decay::Decay;
@@ -46,6 +48,9 @@ pub struct PoolOptions {
 ///
 /// A pool maps pages only if it is directly above `cuda`. If a wrapper is below the pool, as in
 /// `cuda+statistics+pool`, `auto` means `off`, and the pool logs a warning. So put wrappers above the pool.
+///
+/// NVIDIA's compute-sanitizer cannot check the blocks in mapped memory. So under that tool, `auto` means
+/// `off`, unless the pool has `share=fd` or names its peers.
 ///
 /// In the text of a stack: `pages=auto` (the default), `pages=on`, `pages=off`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -133,6 +138,12 @@ impl PoolOptions {
             return Ok(None);
         }
         let driver = upstream.driver();
+        // A checker sees no blocks in mapped memory.
+        let needs_pages =
+            self.pages == PagesMode::On || self.share != Share::default() || self.peers != Peers::default();
+        if !needs_pages && MemoryChecker::attached(driver.device()).is_some() {
+            return Ok(None);
+        }
         let refuse = |reason: &str| match self.pages {
             PagesMode::On => Err(Error::invalid_argument(format!(
                 "the pool cannot map pages: {reason}; leave pages=on out"

@@ -199,6 +199,9 @@ impl<R: DeviceMemoryResource> Central<R> {
             self.span("growth", bytes, stream).in_scope(|| self.take_memory(task, stream))?;
             self.report_segments(before, task);
             self.trace_growth(&slow.request, stream, bytes, &watch);
+            if let (Some(checked), Task::Region(region)) = (&self.checked, &*task) {
+                checked.arrived(&*self.driver, region.base, region.bytes);
+            }
             Ok(None)
         };
         let (task, outcome) = self.abort_if_panics(task, run, |task| self.undo_growth(task, stream));

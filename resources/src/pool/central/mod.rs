@@ -87,6 +87,7 @@ use crate::driver_memory::CudaMemoryResource;
 use crate::heap::request::{Request, Whose};
 use crate::pool::central::device_books::{Device, Returns};
 use crate::pool::central::turns::Turns;
+use crate::pool::checked::Checked;
 use crate::pool::heaps::Heaps;
 use crate::process::Origin;
 use crate::store::pages::Pages;
@@ -131,6 +132,8 @@ pub(crate) struct CentralCore {
     health: Arc<Health>,
     misuses: AtomicU64,
     origin: Origin,
+    /// The memory checker that is attached to the process.
+    pub(crate) checked: Option<Checked>,
 }
 
 /// The options of a pool and the traits of its upstream that its ladder depends on.
@@ -366,6 +369,7 @@ impl<R: DeviceMemoryResource> Central<R> {
         let core = Arc::new(CentralCore {
             admits_peers: state.heaps.admits_peers(),
             state: PoolLock::new(state, driver.device(), name.id),
+            checked: Checked::over(&upstream, name.id),
             name,
             device_memory: is_over_device.then(|| CudaMemoryResource::new(driver.clone())),
             device: is_over_device.then(|| Device::of(&*driver)),

@@ -1,4 +1,4 @@
-//! Reports the segments that a pool takes and returns, to those who watch.
+//! Reports the segments that a pool takes and returns, to those who watch, and its memory to a checker.
 
 use millpond_core::DevicePtr;
 use millpond_core::segments::{SegmentAction, SegmentEvent, is_watched, report};
@@ -10,8 +10,11 @@ use crate::store::Task;
 pub(crate) struct Before(Vec<(DevicePtr, u64)>);
 
 impl CentralCore {
-    /// Notes the regions that a task is to return.
+    /// Notes the regions that a task is to return. A checker forgets the memory.
     pub(crate) fn before(&self, task: &Task) -> Before {
+        if let Some(checked) = &self.checked {
+            checked.leaving(task.regions_left());
+        }
         Before(if is_watched() { task.regions_left().to_vec() } else { Vec::new() })
     }
 
