@@ -386,8 +386,8 @@ millpond_status millpond_resource_device(const millpond_resource *resource,
 millpond_status millpond_resource_accessibility(const millpond_resource *resource, bool *by_device,
                                                 bool *by_host);
 
-/// Writes the driver's pool (`CUmemoryPool`) of the base `cuda_async`, `cuda_async_view` or
-/// `cuda_async_managed`.
+/// Writes the driver's pool (`CUmemoryPool`) of the base `cuda_async`, `cuda_async_view`,
+/// `cuda_async_managed` or `cuda_async_pinned`.
 ///
 /// Requires: `resource` is a handle from this library; `pool` is valid for writes.
 millpond_status millpond_async_pool(const millpond_resource *resource, void **pool);
@@ -398,6 +398,262 @@ millpond_status millpond_async_pool(const millpond_resource *resource, void **po
 ///
 /// Requires: `size` is a string; both results are valid for writes.
 millpond_status millpond_parse_size(const char *size, uint64_t *bytes, double *percent);
+
+/// Writes the layers that a stack's text can name to `json`, as a JSON object. It maps each layer's
+/// name to an object, which maps each option of the layer to a line of help. Free the text with
+/// `millpond_string_free`.
+///
+/// Requires: `json` is valid for writes.
+millpond_status millpond_layers_json(char **json);
+
+/* ================================================================================================
+ * The driver's pools
+ *
+ * Pools of CUDA's stream-ordered allocator, and their blocks in other processes.
+ * ============================================================================================= */
+
+/// A pool of the driver. If this library made the pool, it destroys the pool when the last handle,
+/// resource and imported block over the pool are freed, and the pool is not current. Blocks that
+/// are live then stay valid until they are freed. Other pools belong to the driver, or to the
+/// library that made them.
+typedef struct millpond_memory_pool millpond_memory_pool;
+
+/// The properties of a pool, with CUDA's numbers (`CUmemPoolProps`). A structure of zeros describes
+/// a pool of device memory without a limit, which other processes cannot import.
+typedef struct millpond_memory_pool_properties {
+  /// The location of the memory (`CUmemLocationType`): 0 or 1 is the device; 2 is the host, and 3
+  /// is one NUMA node of the host.
+  uint32_t location_type;
+  /// The NUMA node. The other locations ignore it.
+  int32_t location_id;
+  /// The types of handles with which other processes can import the pool
+  /// (`CUmemAllocationHandleType`): 0 for none, 1 for file descriptors, 8 for fabric handles, 9 for
+  /// both.
+  uint32_t handle_types;
+  /// Whether the memory is managed, so that host and device share it.
+  bool is_managed;
+  /// Whether the device's decompression engine can use the memory.
+  bool hw_decompress;
+  /// The most bytes that the pool may hold; 0 for no limit.
+  uint64_t max_bytes;
+} millpond_memory_pool_properties;
+
+/// An attribute of a pool, with CUDA's number (`CUmemPool_attribute`).
+typedef enum millpond_memory_pool_attribute {
+  /// Whether the driver may reuse memory that another stream freed, if an event orders the free
+  /// before the request (0 or 1).
+  MILLPOND_MEMORY_POOL_ATTRIBUTE_REUSE_FOLLOW_EVENT_DEPENDENCIES = 1,
+  /// Whether the driver may reuse memory that another stream freed, if the free is already done (0
+  /// or 1).
+  MILLPOND_MEMORY_POOL_ATTRIBUTE_REUSE_ALLOW_OPPORTUNISTIC = 2,
+  /// Whether the driver may make a stream wait for another one, to reuse its memory (0 or 1).
+  MILLPOND_MEMORY_POOL_ATTRIBUTE_REUSE_ALLOW_INTERNAL_DEPENDENCIES = 3,
+  /// How many bytes the pool may keep at a synchronisation.
+  MILLPOND_MEMORY_POOL_ATTRIBUTE_RELEASE_THRESHOLD = 4,
+  /// The bytes that the pool holds; read-only.
+  MILLPOND_MEMORY_POOL_ATTRIBUTE_RESERVED_CURRENT = 5,
+  /// The highest number of bytes that the pool has held. Set it to 0 to restart it.
+  MILLPOND_MEMORY_POOL_ATTRIBUTE_RESERVED_HIGH = 6,
+  /// The bytes of the live blocks; read-only.
+  MILLPOND_MEMORY_POOL_ATTRIBUTE_USED_CURRENT = 7,
+  /// The highest number of bytes that were live. Set it to 0 to restart it.
+  MILLPOND_MEMORY_POOL_ATTRIBUTE_USED_HIGH = 8,
+} millpond_memory_pool_attribute;
+
+/// Makes a pool of a device.
+///
+/// Requires: `device` is a handle from this library; `properties` can be read; `pool` is valid for
+/// writes.
+millpond_status millpond_memory_pool_new(const millpond_device *device,
+                                         const millpond_memory_pool_properties *properties,
+                                         millpond_memory_pool **pool);
+
+/// Returns the device's current pool (`cuDeviceGetMemPool`), as a handle that the caller owns.
+///
+/// Requires: `device` is a handle from this library; `pool` is valid for writes.
+millpond_status millpond_memory_pool_current(const millpond_device *device,
+                                             millpond_memory_pool **pool);
+
+/// Returns the device's default pool (`cuDeviceGetDefaultMemPool`), as a handle that the caller
+/// owns.
+///
+/// Requires: `device` is a handle from this library; `pool` is valid for writes.
+millpond_status millpond_memory_pool_default(const millpond_device *device,
+                                             millpond_memory_pool **pool);
+
+/// Returns a handle of a pool that other code made and must destroy.
+///
+/// Requires: `device` is a handle from this library. The pool `raw` (`CUmemoryPool`) belongs to
+/// this device's context, and outlives the handle and the resources over it. `pool` is valid for
+/// writes.
+millpond_status millpond_memory_pool_from_raw(const millpond_device *device, void *raw,
+                                              millpond_memory_pool **pool);
+
+/// Returns the pool at the base of a stack, as a handle that the caller owns. Returns
+/// `MILLPOND_STATUS_UNSUPPORTED` if the stack has no such base.
+///
+/// Requires: `resource` is a handle from this library; `pool` is valid for writes.
+millpond_status millpond_memory_pool_of_resource(const millpond_resource *resource,
+                                                 millpond_memory_pool **pool);
+
+/// Frees a handle. Does nothing for null.
+///
+/// Requires: `pool` is null, or a handle from this library, and is not used again.
+void millpond_memory_pool_free(millpond_memory_pool *pool);
+
+/// Makes a resource that allocates from a pool: the base `cuda_async_view`. The resource keeps the
+/// pool.
+///
+/// Requires: `pool` is a handle from this library; `resource` is valid for writes.
+millpond_status millpond_memory_pool_resource(const millpond_memory_pool *pool,
+                                              millpond_resource **resource);
+
+/// Makes a pool its device's current pool, from which `cuMemAllocAsync` allocates in the whole
+/// process. The pool is not destroyed while it is current.
+///
+/// Requires: `pool` is a handle from this library.
+millpond_status millpond_memory_pool_set_current(const millpond_memory_pool *pool);
+
+/// Writes the driver's handle of a pool (`CUmemoryPool`).
+///
+/// Requires: `pool` is a handle from this library; `raw` is valid for writes.
+millpond_status millpond_memory_pool_raw(const millpond_memory_pool *pool, void **raw);
+
+/// Writes the pool's device, as a handle that the caller owns.
+///
+/// Requires: `pool` is a handle from this library; `device` is valid for writes.
+millpond_status millpond_memory_pool_device(const millpond_memory_pool *pool,
+                                            millpond_device **device);
+
+/// Returns whether the pool was imported from another process; `false` for null.
+///
+/// Requires: `pool` is null or a handle from this library.
+bool millpond_memory_pool_is_imported(const millpond_memory_pool *pool);
+
+/// Writes the properties of a pool. For a pool that other code made, the driver must support CUDA
+/// 13.2.
+///
+/// Requires: `pool` is a handle from this library; `properties` is valid for writes.
+millpond_status millpond_memory_pool_get_properties(const millpond_memory_pool *pool,
+                                                    millpond_memory_pool_properties *properties);
+
+/// Writes the value of an attribute, one of `millpond_memory_pool_attribute`.
+///
+/// Requires: `pool` is a handle from this library; `value` is valid for writes.
+millpond_status millpond_memory_pool_get_attribute(const millpond_memory_pool *pool,
+                                                   uint32_t attribute, uint64_t *value);
+
+/// Sets an attribute, one of `millpond_memory_pool_attribute`.
+/// `MILLPOND_MEMORY_POOL_ATTRIBUTE_RESERVED_HIGH` and `MILLPOND_MEMORY_POOL_ATTRIBUTE_USED_HIGH`
+/// can only be set to 0.
+///
+/// Requires: `pool` is a handle from this library.
+millpond_status millpond_memory_pool_set_attribute(const millpond_memory_pool *pool,
+                                                   uint32_t attribute, uint64_t value);
+
+/// Releases free memory to the device until the pool holds at most `keep_bytes`, after a wait for
+/// the device. Writes the number of released bytes.
+///
+/// Requires: `pool` is a handle from this library; `released_bytes` is valid for writes.
+millpond_status millpond_memory_pool_trim(const millpond_memory_pool *pool, uint64_t keep_bytes,
+                                          uint64_t *released_bytes);
+
+/// Writes a device's access to the pool's memory (`CUmemAccess_flags`): 0 for none, 1 for reading,
+/// 3 for reading and writing.
+///
+/// Requires: `pool` and `device` are handles from this library; `access` is valid for writes.
+millpond_status millpond_memory_pool_get_access(const millpond_memory_pool *pool,
+                                                const millpond_device *device, uint32_t *access);
+
+/// Sets a device's access to the pool's memory, with the numbers of
+/// `millpond_memory_pool_get_access`. The setting also holds for memory that the pool allocates
+/// later.
+///
+/// Requires: `pool` and `device` are handles from this library.
+millpond_status millpond_memory_pool_set_access(const millpond_memory_pool *pool,
+                                                const millpond_device *device, uint32_t access);
+
+/// A block of another process, opened in this process. The handle keeps the imported pool.
+typedef struct millpond_imported_allocation millpond_imported_allocation;
+
+/// Writes a file descriptor with which another process can import the pool (with
+/// `millpond_memory_pool_import_fd`). The caller owns the descriptor. The pool must have been made
+/// with the handle type 1.
+///
+/// Requires: `pool` is a handle from this library; `fd` is valid for writes.
+millpond_status millpond_memory_pool_export_fd(const millpond_memory_pool *pool, int32_t *fd);
+
+/// Imports a pool of another process, the exporter. The caller still owns the descriptor. The
+/// imported pool cannot allocate, be trimmed or be current. It opens blocks with
+/// `millpond_memory_pool_import_pointer`.
+///
+/// Requires: `device` is a handle from this library; `fd` is an open file descriptor; `pool` is
+/// valid for writes. This process uses a block only after the exporter's allocation is done on the
+/// device. It frees the block, and its work on the block is done, before the exporter frees the
+/// block.
+millpond_status millpond_memory_pool_import_fd(const millpond_device *device, int32_t fd,
+                                               millpond_memory_pool **pool);
+
+/// Writes 64 bytes that describe a block of the pool to a process that imported the pool.
+///
+/// Requires: `pool` is a handle from this library; 64 bytes can be written to `data`.
+millpond_status millpond_memory_pool_export_pointer(const millpond_memory_pool *pool, void *block,
+                                                    uint8_t *data);
+
+/// Opens a block of an imported pool, from the 64 bytes of `millpond_memory_pool_export_pointer`.
+/// Writes a handle that the caller owns, and the block's address in this process.
+///
+/// Requires: `pool` is a handle from this library; 64 bytes can be read from `data`; the results
+/// are valid for writes.
+millpond_status millpond_memory_pool_import_pointer(const millpond_memory_pool *pool,
+                                                    const uint8_t *data,
+                                                    millpond_imported_allocation **allocation,
+                                                    void **address);
+
+/// Frees an imported block in this process in stream order. After the stream's work is done, this
+/// process may tell the exporter so. The handle must still be freed. After an error, and on a
+/// second call, the block is already free.
+///
+/// Requires: `allocation` is a handle from this library that no other thread uses; the stream is
+/// alive.
+millpond_status millpond_imported_allocation_free_on(millpond_imported_allocation *allocation,
+                                                     void *stream);
+
+/// Frees the handle of an imported block. If the block is not free, waits for the device and then
+/// frees it. Does nothing for null.
+///
+/// Requires: `allocation` is null, or a handle from this library, and is not used again.
+void millpond_imported_allocation_free(millpond_imported_allocation *allocation);
+
+/// The memory that the graphs of a device allocate in their own nodes. All sizes are in bytes.
+typedef struct millpond_graph_memory_counts {
+  /// Bytes that graphs use now.
+  uint64_t used_bytes;
+  /// The highest `used_bytes` so far.
+  uint64_t used_high;
+  /// Bytes that the driver reserves for graphs now.
+  uint64_t reserved_bytes;
+  /// The highest `reserved_bytes` so far.
+  uint64_t reserved_high;
+} millpond_graph_memory_counts;
+
+/// Writes the counts of the memory that the device's graphs allocate
+/// (`cuDeviceGetGraphMemAttribute`). No resource of this library makes nodes that allocate.
+///
+/// Requires: `device` is a handle from this library; `counts` is valid for writes.
+millpond_status millpond_graph_memory(const millpond_device *device,
+                                      millpond_graph_memory_counts *counts);
+
+/// Restarts both highs of `millpond_graph_memory` from the bytes of now.
+///
+/// Requires: `device` is a handle from this library.
+millpond_status millpond_graph_memory_reset_highs(const millpond_device *device);
+
+/// Releases the memory that the driver reserves for graphs and no graph uses
+/// (`cuDeviceGraphMemTrim`).
+///
+/// Requires: `device` is a handle from this library.
+millpond_status millpond_graph_memory_trim(const millpond_device *device);
 
 /* ================================================================================================
  * Allocating and freeing

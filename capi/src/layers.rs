@@ -7,12 +7,13 @@ use std::ptr::{null_mut, without_provenance_mut};
 
 use millpond_adaptors::{AllocationLimit, AllocationLog};
 use millpond_core::driver::MemPool;
-use millpond_core::stack::{FilePath, StackSpec};
+use millpond_core::stack::{FilePath, LayerEntry, StackSpec};
 use millpond_core::{
     AnyResource, ByteSize, DeviceMemoryResourceExt, Error, ErrorKind, Result, downcast, find_trait,
 };
 use millpond_resources::memory_pool::{DriverPool, MemoryPool};
 use millpond_resources::{BinningLayer, BinningMemoryResource, CudaAsyncViewMemoryResource};
+use serde_json::{Map, Value};
 
 use crate::device::Device;
 use crate::resource::{Resource, layers, with_resource};
@@ -196,6 +197,25 @@ pub unsafe extern "C" fn millpond_parse_size(
     })
 }
 
+/// Writes the layers that a stack's text can name to `json`, as a JSON object. It maps each layer's name to
+/// an object, which maps each option of the layer to a line of help. Free the text with
+/// `millpond_string_free`.
+///
+/// # Safety
+/// `json` is valid for writes.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn millpond_layers_json(json: *mut *mut c_char) -> Status {
+    guarded(|| {
+        let options = |entry: &LayerEntry| {
+            let params = entry.params.iter().map(|(name, help)| ((*name).to_owned(), Value::from(*help)));
+            (entry.name.to_owned(), Value::Object(params.collect()))
+        };
+        let table: Map<String, Value> = layers().entries().iter().map(options).collect();
+        // SAFETY: the caller's promise.
+        unsafe { put_text(json, &Value::Object(table).to_string()) }
+    })
+}
+
 /// Writes the live bytes of the adaptor `limiting`, and its limit in bytes.
 ///
 /// # Safety
@@ -251,8 +271,8 @@ pub unsafe extern "C" fn millpond_resource_binning(
     })
 }
 
-/// Writes the driver's pool (`CUmemoryPool`) of the base `cuda_async`, `cuda_async_view` or
-/// `cuda_async_managed`.
+/// Writes the driver's pool (`CUmemoryPool`) of the base `cuda_async`, `cuda_async_view`,
+/// `cuda_async_managed` or `cuda_async_pinned`.
 ///
 /// # Safety
 /// `resource` is a handle from this library; `pool` is valid for writes.

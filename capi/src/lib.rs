@@ -8,6 +8,7 @@
 //! | `order` | ordering of streams around a use of memory |
 //! | `resource` | stacks of resources: build, allocate, free, query |
 //! | `layers` | functions of single layers that a stack's text does not offer |
+//! | `memory_pool`, `pool_share` | the driver's pools, also between processes |
 //! | `registry` | the default resource of each device |
 //! | `callback` | resources and failure handlers made from functions of the program |
 //! | `manager` | the memory-manager plug-in interface (NBEP 7) |
@@ -40,9 +41,12 @@ pub mod graph_pools;
 pub mod history;
 pub mod layers;
 pub mod manager;
+pub mod memory_pool;
 pub mod oracle;
 pub mod order;
 mod parked;
+#[cfg(unix)]
+pub mod pool_share;
 mod process;
 mod refused;
 pub mod registry;

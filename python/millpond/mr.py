@@ -9,6 +9,7 @@ A stack consists of layers: a base, such as CUDA memory, and resources on top of
 """
 
 import functools
+import json
 import os
 import re
 from collections.abc import Callable, Iterable
@@ -25,10 +26,13 @@ from ._native import (
     layer_below,
     layer_bins,
     layer_name,
+    layer_table,
     log_file,
     parse_size,
     reset_default_resource,
 )
+from .memory_pool import GraphMemory as GraphMemory
+from .memory_pool import MemoryPool as MemoryPool
 from .typing import DeviceLike, FilePath, Size
 
 if TYPE_CHECKING:
@@ -56,9 +60,14 @@ def parse_bytes(size: Size) -> int:
         >>> millpond.mr.parse_bytes("1.5 MB")
         1500000
     """
-    size_bytes, percent = _parsed(size, "size")
+    return _bytes(size, "size")
+
+
+def _bytes(size: Size, name: str) -> int:
+    """Return a size in bytes. A share of the memory is refused."""
+    size_bytes, percent = _parsed(size, name)
     if percent:
-        raise _arguments.wrong(ValueError, "size", f"{_arguments.SIZE}; a share of the memory is none", size)
+        raise _arguments.wrong(ValueError, name, f"{_arguments.SIZE}; a share of the memory is none", size)
     return size_bytes
 
 
@@ -92,10 +101,24 @@ def _options(**options: object) -> str:
     return ":" + ",".join(given) if given else ""
 
 
-def _quoted(value: object, name: str) -> str:
-    """Return a name in the form that a stack's text needs, whatever characters it has."""
-    text = _arguments.text(value, name, "the name of a budget")
+def _quoted(value: object, name: str, allowed: str = "a text, as in a stack") -> str:
+    """Return a text in the form that a stack's text needs, whatever characters it has."""
+    text = _arguments.text(value, name, allowed)
     return '"' + text.replace('"', '""') + '"'
+
+
+def _word(value: str | None, name: str) -> str | None:
+    """Return a text as `_quoted` does. None stays None."""
+    return None if value is None else _quoted(value, name)
+
+
+def _time(value: float | str | None, name: str) -> str | None:
+    """Return a time in seconds, or its text, in the form that a stack's text needs. None stays None."""
+    if value is None or isinstance(value, str):
+        return _word(value, name)
+    allowed = 'a number of seconds from 0 to 1e9, or a text such as "500ms"'
+    microseconds = round(_arguments.real(value, name, allowed, 1e9) * 1e6)
+    return f"{microseconds}us" if microseconds % 1000 else f"{microseconds // 1000}ms"
 
 
 def _checked(resource: object, name: str) -> None:
@@ -228,12 +251,31 @@ def stack(text: str, device: DeviceLike | None = None) -> DeviceMemoryResource:
     return _as_class(_Stack(text, device))
 
 
+def layers() -> dict[str, dict[str, str]]:
+    """Return the layers that the text of a stack can name.
+
+    Returns:
+        A dict that maps each layer's name to its options. The options map their name to a line of help.
+
+    Example:
+        >>> import millpond
+        >>> millpond.mr.layers()["limiting"]
+        {'limit': "the most live bytes: a size, or a percentage of the device's free memory; required"}
+    """
+    table: dict[str, dict[str, str]] = json.loads(layer_table())
+    return table
+
+
 def _as_class(resource: Resource) -> DeviceMemoryResource:
     """Return a resource as an object of its outermost layer's class."""
     kind = _BY_LAYER.get(layer_name(resource), _Stack)
     wrapped: DeviceMemoryResource = kind.__new__(kind)
     wrapped._share(resource)
     return wrapped
+
+
+def _pool_name(pool: object) -> str | None:
+    return None if pool is None else _quoted(pool, "pool", "a MemoryPool, or the text default or current")
 
 
 # --- Bases ---
@@ -302,6 +344,24 @@ class PinnedHostMemoryResource(_Base):
     _layer_name = "pinned_host"
 
 
+class PageableHostMemoryResource(_Base):
+    """Memory from the operating system's allocator, for the host only.
+
+    Args:
+        device: The device whose streams order the requests, or its number; None means the current device.
+
+    Raises:
+        NoDeviceError: No device is available.
+
+    Example:
+        >>> import millpond
+        >>> millpond.mr.PageableHostMemoryResource().is_device_accessible
+        False
+    """
+
+    _layer_name = "host"
+
+
 class SystemMemoryResource(_Base):
     """Memory from the operating system's allocator, for devices that can access such memory.
 
@@ -353,11 +413,16 @@ class CudaAsyncMemoryResource(DeviceMemoryResource):
             device. It is a number of bytes or a text. With None, the pool keeps all free memory.
         enable_ipc: Whether other processes can open the memory through a file descriptor.
         enable_fabric: Whether other nodes can open the memory through a fabric handle.
+        max: The largest size of the pool: bytes, a text, or a share such as "50%". None sets no limit.
+        reuse: How the driver reuses memory that other streams have freed: "follow/opportunistic/internal",
+            some of these words, or "own". None means all three.
+        hw_decompress: Whether the device's decompression engine can use the memory: "auto", "on" or "off".
+            None means "auto": on if the driver supports it.
         device: The device or its number; None means the current device.
 
     Raises:
-        UnsupportedError: The device has no stream-ordered pools, or does not support `enable_ipc` or
-            `enable_fabric`.
+        UnsupportedError: The device has no stream-ordered pools, or does not support `enable_ipc`,
+            `enable_fabric` or `hw_decompress`.
         ValueError: A size is malformed.
         OutOfMemoryError: The device has too little memory for `initial_pool_size`.
 
@@ -374,6 +439,9 @@ class CudaAsyncMemoryResource(DeviceMemoryResource):
         enable_ipc: bool = False,
         enable_fabric: bool = False,
         *,
+        max: Size | None = None,
+        reuse: str | None = None,
+        hw_decompress: str | None = None,
         device: DeviceLike | None = None,
     ) -> None:
         handles = ["fd"] if _arguments.flag(enable_ipc, "enable_ipc") else []
@@ -381,7 +449,10 @@ class CudaAsyncMemoryResource(DeviceMemoryResource):
         options = _options(
             initial=_size(initial_pool_size, "initial_pool_size"),
             release_threshold=_size(release_threshold, "release_threshold"),
+            max=_size(max, "max"),
+            reuse=_word(reuse, "reuse"),
             handles="/".join(handles) or None,
+            hw_decompress=_word(hw_decompress, "hw_decompress"),
         )
         self._build("cuda_async" + options, _device(device))
 
@@ -420,16 +491,72 @@ class CudaAsyncManagedMemoryResource(_Base):
     pool_handle = CudaAsyncMemoryResource.pool_handle
 
 
+class CudaAsyncPinnedMemoryResource(DeviceMemoryResource):
+    """A new pool of pinned host memory in stream order, which the device can access.
+
+    RMM and CCCL call such a pool `pinned_memory_pool`. Host code may use a block after the program has
+    synchronized the stream of the allocation.
+
+    Args:
+        numa: The NUMA node of the host, which needs CUDA 12.6. None means any node, which needs CUDA 13.0.
+        initial: The bytes that the pool allocates at creation, as a number or a text. None means 0.
+        release_threshold: The bytes that the pool keeps when the program synchronizes, as a number or a
+            text. None means all.
+        max: The most bytes that the pool may hold, as a number or a text. None sets no limit.
+        reuse: How the driver reuses memory that other streams have freed: "follow/opportunistic/internal",
+            some of these words, or "own". None means all three.
+        handles: The handles with which other processes can import the pool: "none", "fd", "fabric" or
+            "fd/fabric". None means "none".
+        device: The device or its number; None means the current device.
+
+    Raises:
+        UnsupportedError: The driver has no pools of pinned host memory, or none without a NUMA node.
+        ValueError: An option is malformed.
+
+    Example:
+        >>> import millpond
+        >>> resource = millpond.mr.CudaAsyncPinnedMemoryResource(max="64MiB")
+        >>> resource.is_host_accessible and resource.is_device_accessible
+        True
+    """
+
+    def __init__(
+        self,
+        *,
+        numa: int | None = None,
+        initial: Size | None = None,
+        release_threshold: Size | None = None,
+        max: Size | None = None,
+        reuse: str | None = None,
+        handles: str | None = None,
+        device: DeviceLike | None = None,
+    ) -> None:
+        node = "the number of a NUMA node, or None"
+        options = _options(
+            numa=None if numa is None else _arguments.whole(numa, "numa", node, most=(1 << 31) - 1),
+            initial=_size(initial, "initial"),
+            release_threshold=_size(release_threshold, "release_threshold"),
+            max=_size(max, "max"),
+            reuse=_word(reuse, "reuse"),
+            handles=_word(handles, "handles"),
+        )
+        self._build("cuda_async_pinned" + options, _device(device))
+
+    pool_handle = CudaAsyncMemoryResource.pool_handle
+
+
 class CudaAsyncViewMemoryResource(DeviceMemoryResource):
     """A driver pool (`cudaMemPool_t`) that another library owns, or the device's default pool.
 
     Args:
         pool_handle: The handle of the pool as a number. The pool must outlive this resource. None means the
-            device's default pool.
+            pool that `pool` names.
+        pool: A `MemoryPool`; or "default" or "current", for this pool of the device. None means "default".
         device: The device or its number; None means the current device.
 
     Raises:
         UnsupportedError: The device has no stream-ordered pools.
+        ValueError: `pool` is malformed, or is given together with `pool_handle`.
 
     Example:
         >>> import millpond
@@ -439,9 +566,19 @@ class CudaAsyncViewMemoryResource(DeviceMemoryResource):
         True
     """
 
-    def __init__(self, pool_handle: int | None = None, *, device: DeviceLike | None = None) -> None:
-        if pool_handle is None:
-            self._build("cuda_async_view", _device(device))
+    def __init__(
+        self,
+        pool_handle: int | None = None,
+        *,
+        pool: MemoryPool | str | None = None,
+        device: DeviceLike | None = None,
+    ) -> None:
+        if isinstance(pool, MemoryPool) and pool_handle is None:
+            pool._pool.build(self)
+        elif pool_handle is None:
+            self._build("cuda_async_view" + _options(pool=_pool_name(pool)), _device(device))
+        elif pool is not None:
+            raise ValueError("give `pool_handle` or `pool`, not both")
         else:
             allowed = "the handle of a pool as a number, or None"
             self._view(_arguments.whole(pool_handle, "pool_handle", allowed), _device(device))
@@ -502,10 +639,19 @@ class PoolMemoryResource(UpstreamResourceAdaptor):
         initial_pool_size: The size that the pool allocates at creation: bytes, a text such as "1GiB", or a
             share of the free memory such as "50%". None means half of the free memory, as in RMM.
         maximum_pool_size: The largest size of the pool: bytes, a text, or a share. None sets no limit.
+        pages: Whether the pool maps physical pages: "auto", "on" or "off". None means "auto": on if
+            `upstream_mr` is CUDA memory.
+        decay: The time over which unneeded memory returns to the driver: seconds, a text such as "500ms", or
+            "off". None means 10 seconds.
+        peers: The other devices that may access the pool's mapped memory: devices or their numbers, "none",
+            or "auto". None means "auto": the devices with an active context.
+        share: Whether blocks can be exported to other processes: "none" or "fd". None means "none".
+        reuse: How the pool reuses blocks of other streams: "ordered/completed/waited", some of these words,
+            or "own". None means all three.
 
     Raises:
         TypeError: `upstream_mr` is not a resource.
-        ValueError: A size is malformed, `initial_pool_size` exceeds `maximum_pool_size`, or
+        ValueError: An option or a size is malformed, `initial_pool_size` exceeds `maximum_pool_size`, or
             `maximum_pool_size` exceeds the device's memory.
         OutOfMemoryError: `upstream_mr` has too little memory for `initial_pool_size`.
 
@@ -521,10 +667,25 @@ class PoolMemoryResource(UpstreamResourceAdaptor):
         upstream_mr: DeviceMemoryResource,
         initial_pool_size: Size | None = None,
         maximum_pool_size: Size | None = None,
+        *,
+        pages: str | None = None,
+        decay: float | str | None = None,
+        peers: str | DeviceLike | Iterable[DeviceLike] | None = None,
+        share: str | None = None,
+        reuse: str | None = None,
     ) -> None:
-        initial = _size("50%" if initial_pool_size is None else initial_pool_size, "initial_pool_size")
-        maximum = _size(maximum_pool_size, "maximum_pool_size")
-        self._on(upstream_mr, "pool" + _options(initial=initial, max=maximum))
+        if peers is not None and not isinstance(peers, str):
+            peers = "/".join(str(peer.ordinal) for peer in _devices(peers, "peers")) or "none"
+        options = _options(
+            initial=_size("50%" if initial_pool_size is None else initial_pool_size, "initial_pool_size"),
+            max=_size(maximum_pool_size, "maximum_pool_size"),
+            pages=_word(pages, "pages"),
+            decay=_time(decay, "decay"),
+            peers=_word(peers, "peers"),
+            share=_word(share, "share"),
+            reuse=_word(reuse, "reuse"),
+        )
+        self._on(upstream_mr, "pool" + options)
 
 
 class ArenaMemoryResource(UpstreamResourceAdaptor):
@@ -539,6 +700,7 @@ class ArenaMemoryResource(UpstreamResourceAdaptor):
             such as "50%". None means half of the free memory. The pool can grow beyond this size.
         dump_log_on_failure: A path, or True for `millpond_arena.log`. If memory runs out, the pool writes its
             state to this file.
+        max: The largest size of the pool: bytes, a text, or a share. None sets no limit.
 
     Raises:
         TypeError: `upstream_mr` is not a resource.
@@ -556,6 +718,8 @@ class ArenaMemoryResource(UpstreamResourceAdaptor):
         upstream_mr: DeviceMemoryResource,
         arena_size: Size | None = None,
         dump_log_on_failure: bool | FilePath = False,
+        *,
+        max: Size | None = None,
     ) -> None:
         name = "dump_log_on_failure"
         file: dict[str, FilePath] = {}
@@ -563,7 +727,8 @@ class ArenaMemoryResource(UpstreamResourceAdaptor):
             file[name] = _arguments.path(dump_log_on_failure, name)
         elif _arguments.flag(dump_log_on_failure, name, "True, False or the path of a file"):
             file[name] = b"millpond_arena.log"
-        self._on(upstream_mr, "arena" + _options(size=_size(arena_size, "arena_size")), **file)
+        options = _options(size=_size(arena_size, "arena_size"), max=_size(max, "max"))
+        self._on(upstream_mr, "arena" + options, **file)
 
 
 class FixedSizeMemoryResource(UpstreamResourceAdaptor):
@@ -572,7 +737,8 @@ class FixedSizeMemoryResource(UpstreamResourceAdaptor):
     Args:
         upstream_mr: The resource that provides the memory for the blocks.
         block_size: The size of a block, in bytes or as text.
-        blocks_to_preallocate: How many blocks are taken from `upstream_mr` at a time.
+        blocks_to_preallocate: How many blocks are taken from `upstream_mr` at creation.
+        blocks: The most blocks that are taken from `upstream_mr` at a time. None means 128.
 
     Raises:
         TypeError: `upstream_mr` is not a resource.
@@ -587,10 +753,19 @@ class FixedSizeMemoryResource(UpstreamResourceAdaptor):
     """
 
     def __init__(
-        self, upstream_mr: DeviceMemoryResource, block_size: Size = 1 << 20, blocks_to_preallocate: int = 128
+        self,
+        upstream_mr: DeviceMemoryResource,
+        block_size: Size = 1 << 20,
+        blocks_to_preallocate: int = 128,
+        *,
+        blocks: int | None = None,
     ) -> None:
-        blocks = _arguments.whole(blocks_to_preallocate, "blocks_to_preallocate", "a number of blocks")
-        options = _options(block_size=_size(block_size, "block_size"), preallocate=blocks)
+        allowed = "a number of blocks"
+        options = _options(
+            block_size=_size(block_size, "block_size"),
+            blocks=None if blocks is None else _arguments.whole(blocks, "blocks", allowed),
+            preallocate=_arguments.whole(blocks_to_preallocate, "blocks_to_preallocate", allowed),
+        )
         self._on(upstream_mr, "fixed_size" + options)
 
 
@@ -758,7 +933,7 @@ class BudgetResourceAdaptor(LimitingResourceAdaptor):
         parent: The name of the budget above, which must exist.
         guaranteed: The bytes that this budget can call back, in the same forms as `limit`.
         priority: Borrowed bytes are called back from the budget with the lowest priority first.
-        wait: The longest wait for borrowed bytes, in seconds.
+        wait: The longest wait for borrowed bytes: seconds, or a text such as "100ms".
         zero: Whether this budget, and the budgets below, fill each new block with zeros on its stream.
 
     Raises:
@@ -785,18 +960,17 @@ class BudgetResourceAdaptor(LimitingResourceAdaptor):
         parent: str | None = None,
         guaranteed: Size | None = None,
         priority: int = 0,
-        wait: float = 0.1,
+        wait: float | str = 0.1,
         zero: bool = False,
     ) -> None:
-        seconds = _arguments.real(wait, "wait", "a number of seconds from 0 to 1e9", 1e9)
         largest = (1 << 32) - 1
         options = _options(
-            name=_quoted(name, "name"),
+            name=_quoted(name, "name", "the name of a budget"),
             limit=_given_size(limit, "limit"),
-            parent=None if parent is None else _quoted(parent, "parent"),
+            parent=_word(parent, "parent"),
             guaranteed=_size(guaranteed, "guaranteed"),
             priority=_arguments.whole(priority, "priority", "a number from 0 to 2**32 - 1", most=largest),
-            wait=f"{round(seconds * 1e6)}us",
+            wait=_time(wait, "wait"),
             zero="handover" if _arguments.flag(zero, "zero") else "off",
         )
         self._on(upstream_mr, "budget" + options)
@@ -857,10 +1031,14 @@ class LoggingResourceAdaptor(UpstreamResourceAdaptor):
     Args:
         upstream_mr: The resource below.
         log_file_name: The path; None means the path in MILLPOND_LOG_FILE, or else in RMM_LOG_FILE.
+        columns: "rmm" or "extended", which adds the device, the alignment, a sequence number, a clock and the
+            duration. None means "rmm".
+        flush: "row" writes each row at once. "async" lets threads of the log write the rows. "buffered"
+            writes the rows in blocks. None means "row".
 
     Raises:
         TypeError: `upstream_mr` is not a resource.
-        ValueError: Neither `log_file_name` nor the environment names a file.
+        ValueError: Neither `log_file_name` nor the environment names a file, or an option is malformed.
         LogFileError: The file cannot be opened.
 
     Example:
@@ -872,13 +1050,21 @@ class LoggingResourceAdaptor(UpstreamResourceAdaptor):
         'log.dev0.csv'
     """
 
-    def __init__(self, upstream_mr: DeviceMemoryResource, log_file_name: FilePath | None = None) -> None:
+    def __init__(
+        self,
+        upstream_mr: DeviceMemoryResource,
+        log_file_name: FilePath | None = None,
+        *,
+        columns: str | None = None,
+        flush: str | None = None,
+    ) -> None:
         _checked(upstream_mr, "upstream_mr")
         path = b"" if log_file_name is None else _arguments.path(log_file_name, "log_file_name")
         name = path or os.environ.get("MILLPOND_LOG_FILE") or os.environ.get("RMM_LOG_FILE")
         if not name:
             raise ValueError("no file is named for the log; pass `log_file_name`, or set RMM_LOG_FILE")
-        self._on(upstream_mr, "logging", file=_device_file(name, upstream_mr.device))
+        options = _options(columns=_word(columns, "columns"), flush=_word(flush, "flush"))
+        self._on(upstream_mr, "logging" + options, file=_device_file(name, upstream_mr.device))
 
     def flush(self) -> None:
         """Write the buffered rows to the file.
@@ -1102,14 +1288,17 @@ class PrefetchResourceAdaptor(_Adaptor):
     _layer_name = "prefetch"
 
 
-class ThreadSafeResourceAdaptor(_Adaptor):
+class ThreadSafeResourceAdaptor(UpstreamResourceAdaptor):
     """Lets one thread at a time use the resource below.
 
     Args:
         upstream_mr: The resource below.
+        patience: The longest wait for another thread's call: seconds, or a text such as "500ms". None means
+            60 seconds.
 
     Raises:
         TypeError: `upstream_mr` is not a resource.
+        ValueError: `patience` is malformed.
 
     Example:
         >>> import millpond
@@ -1117,7 +1306,8 @@ class ThreadSafeResourceAdaptor(_Adaptor):
         <ThreadSafeResourceAdaptor `cuda+thread_safe`>
     """
 
-    _layer_name = "thread_safe"
+    def __init__(self, upstream_mr: DeviceMemoryResource, patience: float | str | None = None) -> None:
+        self._on(upstream_mr, "thread_safe" + _options(patience=_time(patience, "patience")))
 
 
 class AlignedResourceAdaptor(UpstreamResourceAdaptor):
@@ -1154,7 +1344,7 @@ class RetryResourceAdaptor(UpstreamResourceAdaptor):
 
     Args:
         upstream_mr: The resource below.
-        timeout: The longest wait in seconds.
+        timeout: The longest wait: seconds, or a text such as "500ms".
 
     Raises:
         TypeError: `upstream_mr` is not a resource.
@@ -1166,9 +1356,8 @@ class RetryResourceAdaptor(UpstreamResourceAdaptor):
         <RetryResourceAdaptor `cuda+retry:timeout=500ms`>
     """
 
-    def __init__(self, upstream_mr: DeviceMemoryResource, timeout: float = 0.1) -> None:
-        seconds = _arguments.real(timeout, "timeout", "a number of seconds from 0 to 1e9", 1e9)
-        self._on(upstream_mr, f"retry:timeout={round(seconds * 1e6)}us")
+    def __init__(self, upstream_mr: DeviceMemoryResource, timeout: float | str = 0.1) -> None:
+        self._on(upstream_mr, "retry" + _options(timeout=_time(timeout, "timeout")))
 
 
 class FallbackResourceAdaptor(UpstreamResourceAdaptor):
@@ -1194,14 +1383,85 @@ class FallbackResourceAdaptor(UpstreamResourceAdaptor):
         self._on(upstream_mr, f"fallback:to=({_arguments.text(to, 'to', _arguments.STACK)})")
 
 
+class RecordingResourceAdaptor(UpstreamResourceAdaptor):
+    """Keeps the last events, for `millpond.memory_snapshot`. `millpond.record_memory_history` adds it, too.
+
+    Args:
+        upstream_mr: The resource below.
+        events: The most events to keep. None means 100,000.
+        stacks: The calls whose call stack is captured: "off", "live", "allocations" or "all". None means
+            "off".
+
+    Raises:
+        TypeError: `upstream_mr` is not a resource.
+        ValueError: An option is malformed.
+
+    Example:
+        >>> import millpond
+        >>> millpond.mr.RecordingResourceAdaptor(millpond.mr.CudaMemoryResource(), events=1000)
+        <RecordingResourceAdaptor `cuda+recording:events=1000`>
+    """
+
+    def __init__(
+        self, upstream_mr: DeviceMemoryResource, events: int | None = None, stacks: str | None = None
+    ) -> None:
+        options = _options(
+            events=None if events is None else _arguments.whole(events, "events", "a number of events"),
+            stacks=_word(stacks, "stacks"),
+        )
+        self._on(upstream_mr, "recording" + options)
+
+
+class CaptureScopesMemoryResource(_Adaptor):
+    """Creates scopes, which keep the memory of captured graphs.
+
+    Args:
+        upstream_mr: The resource below, with all pools.
+
+    Raises:
+        TypeError: `upstream_mr` is not a resource.
+
+    Example:
+        >>> import millpond
+        >>> pool = millpond.mr.PoolMemoryResource(millpond.mr.CudaMemoryResource(), "1MiB")
+        >>> scopes = millpond.mr.CaptureScopesMemoryResource(pool)
+        >>> buffer = millpond.DeviceBuffer(size=1000, mr=scopes)
+    """
+
+    _layer_name = "capture_scopes"
+
+
+class PlanMemoryResource(UpstreamResourceAdaptor):
+    """Serves a program from a prepared plan of its allocations.
+
+    Args:
+        upstream_mr: The resource below. It serves the requests that are not in the plan.
+        file: The path of the plan, which `millpond-replay plan LOG -o FILE.plan` makes.
+
+    Raises:
+        TypeError: `upstream_mr` is not a resource.
+        LogFileError: The plan cannot be read.
+
+    Example:
+        >>> import millpond
+        >>> millpond.mr.PlanMemoryResource(millpond.mr.CudaMemoryResource(), "step.plan")  # doctest: +SKIP
+    """
+
+    def __init__(self, upstream_mr: DeviceMemoryResource, file: FilePath) -> None:
+        _checked(upstream_mr, "upstream_mr")
+        self._on(upstream_mr, "plan", file=os.fsdecode(_arguments.path(file, "file")))
+
+
 _BY_LAYER: dict[str, type[DeviceMemoryResource]] = {
     "cuda": CudaMemoryResource,
     "managed": ManagedMemoryResource,
     "pinned_host": PinnedHostMemoryResource,
+    "host": PageableHostMemoryResource,
     "system": SystemMemoryResource,
     "sam_headroom": SamHeadroomMemoryResource,
     "cuda_async": CudaAsyncMemoryResource,
     "cuda_async_managed": CudaAsyncManagedMemoryResource,
+    "cuda_async_pinned": CudaAsyncPinnedMemoryResource,
     "cuda_async_view": CudaAsyncViewMemoryResource,
     "pool": PoolMemoryResource,
     "arena": ArenaMemoryResource,
@@ -1219,6 +1479,9 @@ _BY_LAYER: dict[str, type[DeviceMemoryResource]] = {
     "aligned": AlignedResourceAdaptor,
     "retry": RetryResourceAdaptor,
     "fallback": FallbackResourceAdaptor,
+    "recording": RecordingResourceAdaptor,
+    "capture_scopes": CaptureScopesMemoryResource,
+    "plan": PlanMemoryResource,
 }
 
 # --- The default resource of each device ---
@@ -1241,6 +1504,14 @@ def _device(device: DeviceLike | None, name: str = "device") -> Device:
     if isinstance(device, str):
         allowed += f", for example millpond.Device({device!r})"
     return Device.find(_arguments.whole(device, name, allowed, most=(1 << 32) - 1))
+
+
+def _devices(devices: DeviceLike | Iterable[DeviceLike], name: str) -> list[Device]:
+    """Return the devices of an argument that names one device or several."""
+    several: Any = [devices]
+    if isinstance(devices, Iterable) and not isinstance(devices, (str, bytes)):
+        several = devices
+    return [_device(device, name) for device in several]
 
 
 def _known(resource: Resource) -> DeviceMemoryResource:
@@ -1530,10 +1801,7 @@ def reinitialize(
         )
     if stack is not None:
         _arguments.text(stack, "stack", _arguments.STACK)
-    several: Any = [0 if devices is None else devices]
-    if isinstance(devices, Iterable) and not isinstance(devices, (str, bytes)):
-        several = devices
-    found = [_device(device, "devices") for device in several]
+    found = _devices(0 if devices is None else devices, "devices")
     for func, args, kwargs in reversed(_hooks):
         func(*args, **kwargs)
     made: list[DeviceMemoryResource] = []

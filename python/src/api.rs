@@ -44,6 +44,18 @@ pub(crate) struct Counters {
     pub(crate) total_count: i64,
 }
 
+/// The properties of a driver's pool, laid out as `millpond_memory_pool_properties`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Properties {
+    pub(crate) location_type: u32,
+    pub(crate) location_id: i32,
+    pub(crate) handle_types: u32,
+    pub(crate) is_managed: bool,
+    pub(crate) hw_decompress: bool,
+    pub(crate) max_bytes: u64,
+}
+
 /// A handle from the library: a device or a resource.
 pub(crate) type Raw = *mut c_void;
 /// The type of the function that a callback resource calls to allocate a block.
@@ -137,6 +149,7 @@ functions! {
     resource_layer_file: fn(Raw, *const c_char, *const c_char, *const c_char, *mut Raw) -> i32;
     resource_upstream: fn(Raw, *mut Raw) -> i32;
     resource_name: fn(Raw, *mut *mut c_char) -> i32;
+    layers_json: fn(*mut *mut c_char) -> i32;
     parse_size: fn(*const c_char, *mut u64, *mut f64) -> i32;
     binning_bin: fn(Raw, usize, *mut usize, *mut u64, *mut Raw) -> i32;
     logging_file: fn(Raw, *mut *mut c_char) -> i32;
@@ -158,6 +171,32 @@ functions! {
     set_interrupt: fn(InterruptFunction);
     resource_binning: fn(Raw, *const u64, *const Raw, usize, *mut Raw) -> i32;
     resource_async_view: fn(Raw, Raw, *mut Raw) -> i32;
+    memory_pool_new: fn(Raw, *const Properties, *mut Raw) -> i32;
+    memory_pool_current: fn(Raw, *mut Raw) -> i32;
+    memory_pool_default: fn(Raw, *mut Raw) -> i32;
+    memory_pool_from_raw: fn(Raw, Raw, *mut Raw) -> i32;
+    memory_pool_of_resource: fn(Raw, *mut Raw) -> i32;
+    memory_pool_free: fn(Raw);
+    memory_pool_resource: fn(Raw, *mut Raw) -> i32;
+    memory_pool_set_current: fn(Raw) -> i32;
+    memory_pool_raw: fn(Raw, *mut Raw) -> i32;
+    memory_pool_device: fn(Raw, *mut Raw) -> i32;
+    memory_pool_is_imported: fn(Raw) -> bool;
+    memory_pool_get_properties: fn(Raw, *mut Properties) -> i32;
+    memory_pool_get_attribute: fn(Raw, u32, *mut u64) -> i32;
+    memory_pool_set_attribute: fn(Raw, u32, u64) -> i32;
+    memory_pool_trim: fn(Raw, u64, *mut u64) -> i32;
+    memory_pool_get_access: fn(Raw, Raw, *mut u32) -> i32;
+    memory_pool_set_access: fn(Raw, Raw, u32) -> i32;
+    memory_pool_export_fd: fn(Raw, *mut i32) -> i32;
+    memory_pool_import_fd: fn(Raw, i32, *mut Raw) -> i32;
+    memory_pool_export_pointer: fn(Raw, Raw, *mut u8) -> i32;
+    memory_pool_import_pointer: fn(Raw, *const u8, *mut Raw, *mut Raw) -> i32;
+    imported_allocation_free_on: fn(Raw, Raw) -> i32;
+    imported_allocation_free: fn(Raw);
+    graph_memory: fn(Raw, *mut [u64; 4]) -> i32;
+    graph_memory_reset_highs: fn(Raw) -> i32;
+    graph_memory_trim: fn(Raw) -> i32;
     async_pool: fn(Raw, *mut Raw) -> i32;
     limiting_counts: fn(Raw, *mut u64, *mut u64) -> i32;
     statistics_counters: fn(Raw, *mut Counters) -> i32;

@@ -79,6 +79,15 @@ pub(crate) fn layer_bins(resource: &Bound<'_, Resource>) -> PyResult<Vec<(u64, O
     }
 }
 
+/// Returns the layers of a stack's text as JSON: an object of each layer's options.
+#[pyfunction]
+pub(crate) fn layer_table() -> PyResult<String> {
+    let mut layers = null_mut();
+    // SAFETY: the result may be written.
+    check(unsafe { (api().layers_json)(&raw mut layers) })?;
+    Ok(take_text(layers))
+}
+
 /// Reads a size from text. Returns a number of bytes, and a percentage of the free memory; one of them is 0.
 #[pyfunction]
 pub(crate) fn parse_size(size: &str) -> PyResult<(u64, f64)> {

@@ -21,6 +21,7 @@ mod history;
 mod host;
 mod interface;
 mod layers;
+mod memory_pool;
 mod methods;
 mod oracle;
 mod place;
@@ -66,9 +67,13 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(layers::build_layer_file, module)?)?;
     module.add_function(wrap_pyfunction!(layers::layer_below, module)?)?;
     module.add_function(wrap_pyfunction!(layers::layer_name, module)?)?;
+    module.add_function(wrap_pyfunction!(layers::layer_table, module)?)?;
     module.add_function(wrap_pyfunction!(layers::log_file, module)?)?;
     module.add_function(wrap_pyfunction!(layers::layer_bins, module)?)?;
     module.add_function(wrap_pyfunction!(layers::parse_size, module)?)?;
+    module.add_function(wrap_pyfunction!(memory_pool::graph_memory, module)?)?;
+    module.add_function(wrap_pyfunction!(memory_pool::graph_memory_reset_highs, module)?)?;
+    module.add_function(wrap_pyfunction!(memory_pool::graph_memory_trim, module)?)?;
     module.add_function(wrap_pyfunction!(history::record_history, module)?)?;
     module.add_function(wrap_pyfunction!(history::stop_history, module)?)?;
     module.add_function(wrap_pyfunction!(history::pickled_snapshot, module)?)?;
@@ -76,6 +81,8 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<device::Stream>()?;
     module.add_class::<resource::Resource>()?;
     module.add_class::<buffer::DeviceBuffer>()?;
+    module.add_class::<memory_pool::PoolHandle>()?;
+    module.add_class::<memory_pool::ImportedHandle>()?;
     module.add_class::<cupy::CupyFunctions>()?;
     Ok(())
 }

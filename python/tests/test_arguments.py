@@ -7,6 +7,7 @@ function whose error does not name the argument.
 import contextlib
 import inspect
 import math
+import os
 import re
 import subprocess
 import sys
@@ -173,13 +174,16 @@ RIGHT = {
     "client": lambda: Named(register_plugin=lambda plugin: None),
     "count": lambda: 3,
     "cuda_ary": lambda: to_device(b"abc"),
+    "access": lambda: "read_write",
     "d_dst": lambda: KEPT[0].ptr,
     "d_src": lambda: KEPT[0].ptr,
     "data": lambda: statistics.Statistics(0, 0, 0, 0, 0, 0),
     "db": lambda: KEPT[0].ptr,
     "deallocate_func": lambda: print,
     "device": lambda: 0,
+    "devices": lambda: 0,
     "driver": lambda: DRIVER,
+    "fd": lambda: 0,
     "func": lambda: print,
     "hb": lambda: bytearray(3),
     "headroom": lambda: 1 << 20,
@@ -192,6 +196,7 @@ RIGHT = {
     "obj": lambda: to_device(b"abc"),
     "ordinal": lambda: 0,
     "other": base,
+    "pool_handle": lambda: mr.MemoryPool.default().pool_handle,
     "ptr": lambda: 0,
     "s": lambda: 256,
     "size": lambda: 256,
@@ -201,6 +206,8 @@ RIGHT = {
     "value": lambda: 0,
     "worker": lambda: Named(metrics={}),
     "millpond.Stream.wait.other": lambda: Stream(),
+    "millpond.mr.PlanMemoryResource.file": lambda: "missing.plan",
+    "millpond.memory_pool.MemoryPool.import_pointer.data": lambda: bytes(64),
     "millpond.numba.use.driver": lambda: DRIVER,
     "millpond.MemoryReport.data": lambda: {},
 } | dict.fromkeys(inspect.signature(statistics.Statistics).parameters, lambda: 0)
@@ -221,7 +228,22 @@ OBJECTS = {
     "millpond.mr.BinningMemoryResource": lambda: mr.BinningMemoryResource(base(), 10, 12),
     "millpond.statistics.ProfilerRecords": lambda: statistics.ProfilerRecords(),
     "millpond.dask.MillpondPlugin": lambda: millpond.dask.MillpondPlugin(),
+    "millpond.memory_pool.GraphMemory": lambda: mr.GraphMemory(),
+    "millpond.memory_pool.MemoryPool": lambda: mr.MemoryPool(handles="fd"),
+    "millpond.memory_pool.ImportedAllocation": lambda: imported(),
 }
+
+
+def imported():
+    """Return a block of another process, which this process stands for."""
+    pool = mr.MemoryPool(handles="fd")
+    fd = pool.export_fd()
+    KEPT.append(DeviceBuffer(size=3, mr=pool.resource()))
+    try:
+        return mr.MemoryPool.import_fd(fd).import_pointer(pool.export_pointer(KEPT[-1].ptr), 3)
+    finally:
+        os.close(fd)
+
 
 #: Memory at an address.
 KEPT = []

@@ -41,6 +41,7 @@ BUILDS = {
     "cuda_async": mr.CudaAsyncMemoryResource,
     "cuda_async_sizes": lambda: mr.CudaAsyncMemoryResource("1MiB", 1 << 20),
     "cuda_async_managed": mr.CudaAsyncManagedMemoryResource,
+    "cuda_async_pinned": mr.CudaAsyncPinnedMemoryResource,
     "cuda_async_view": mr.CudaAsyncViewMemoryResource,
     "statistics": lambda: mr.StatisticsResourceAdaptor(mr.CudaMemoryResource()),
     "tracking": lambda: mr.TrackingResourceAdaptor(mr.CudaMemoryResource()),

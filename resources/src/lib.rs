@@ -8,6 +8,7 @@
 //! | [`CudaAsyncMemoryResource`] | `cuda_async` | its own pool of CUDA's stream-ordered allocator |
 //! | [`CudaAsyncViewMemoryResource`] | `cuda_async_view` | an existing pool of that allocator |
 //! | [`CudaAsyncManagedMemoryResource`] | `cuda_async_managed` | the driver's pool of managed memory |
+//! | [`CudaAsyncPinnedMemoryResource`] | `cuda_async_pinned` | a pool of pinned host memory of the driver |
 //! | [`PinnedHostMemoryResource`] | `pinned_host` | pinned host memory that the device can access |
 //! | [`PageableHostMemoryResource`] | `host` | memory of the system's allocator, for the host only |
 //! | [`SystemMemoryResource`] | `system` | memory of the system's allocator, on a device that can access it |
@@ -65,8 +66,8 @@ pub use capture_scopes::{
     CaptureScope, CaptureScopes, CaptureScopesLayer, CaptureScopesMemoryResource, ScopedStream,
 };
 pub use cuda_async::{
-    CudaAsyncManagedMemoryResource, CudaAsyncMemoryResource, CudaAsyncOptions, CudaAsyncViewMemoryResource,
-    HwDecompress,
+    CudaAsyncManagedMemoryResource, CudaAsyncMemoryResource, CudaAsyncOptions, CudaAsyncPinnedMemoryResource,
+    CudaAsyncPinnedOptions, CudaAsyncViewMemoryResource, HwDecompress,
 };
 pub use driver_memory::{CudaMemoryResource, ManagedMemoryResource, PinnedHostMemoryResource};
 pub use fixed_size::{FixedSizeLayer, FixedSizeMemoryResource, FixedSizeOptions};
@@ -91,6 +92,7 @@ pub const LAYERS: &[LayerEntry] = &[
     cuda_async::CUDA_ASYNC,
     cuda_async::CUDA_ASYNC_VIEW,
     cuda_async::CUDA_ASYNC_MANAGED,
+    cuda_async::CUDA_ASYNC_PINNED,
     driver_memory::PINNED_HOST,
     host_memory::HOST,
     host_memory::SYSTEM,

@@ -8,9 +8,10 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use millpond_core::driver::{
-    AccessFlags, CaptureMode, DeviceAttribute, Driver, DriverHandle, DriverResult, Event, EventFlags, Health,
-    HostFlags, HostPtr, IpcMemHandle, MemAdvice, MemAllocationType, MemLocation, MemPool, MemPoolAttribute,
-    MemPoolProps, MemPoolPtrData, MemoryInfo, MemoryKind, PhysicalHandle, PhysicalProps, StreamFlags,
+    AccessFlags, CaptureMode, DeviceAttribute, Driver, DriverHandle, DriverResult, Event, EventFlags,
+    GraphMemAttribute, Health, HostFlags, HostPtr, IpcMemHandle, MemAdvice, MemAllocationType, MemLocation,
+    MemPool, MemPoolAttribute, MemPoolProps, MemPoolPtrData, MemoryInfo, MemoryKind, PhysicalHandle,
+    PhysicalProps, StreamFlags,
 };
 use millpond_core::{DeviceId, DevicePtr, DriverError, Layout, StreamId, StreamRef};
 use parking_lot::Mutex;
@@ -504,6 +505,9 @@ impl Driver for HookedDriver {
         fn mem_pool_trim_to(pool: MemPool, keep_bytes: u64) -> DriverResult<()>;
         fn mem_pool_get_attribute(pool: MemPool, attribute: MemPoolAttribute) -> DriverResult<u64>;
         fn mem_pool_set_attribute(pool: MemPool, attribute: MemPoolAttribute, value: u64) -> DriverResult<()>;
+        fn device_get_graph_mem_attribute(attribute: GraphMemAttribute) -> DriverResult<u64>;
+        fn device_reset_graph_mem_attribute(attribute: GraphMemAttribute) -> DriverResult<()>;
+        fn device_graph_mem_trim() -> DriverResult<()>;
         fn mem_get_allocation_granularity() -> DriverResult<u64>;
         fn mem_address_reserve(bytes: u64, alignment: u64) -> DriverResult<DevicePtr>;
         fn mem_export_to_fd(handle: PhysicalHandle) -> DriverResult<i32>;

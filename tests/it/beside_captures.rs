@@ -37,6 +37,7 @@ fn resources_leave_captures_of_other_threads_alone() {
         "pinned_host",
         "cuda_async",
         "cuda_async_managed",
+        "cuda_async_pinned",
         "cuda+arena:size=4MiB",
     ];
     for text in stacks {

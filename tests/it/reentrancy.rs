@@ -40,6 +40,7 @@ const STACKS: &[&str] = &[
     "cuda_async",
     "cuda_async_view",
     "cuda_async_managed",
+    "cuda_async_pinned",
 ];
 
 /// Stacks with a layer that lets one thread in at a time, on purpose. Another thread that comes from inside

@@ -16,6 +16,8 @@ const MODULES: &[&str] = &[
     "order",
     "resource",
     "layers",
+    "memory_pool",
+    "pool_share",
     "registry",
     "callback",
     "manager",

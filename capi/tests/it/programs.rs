@@ -68,6 +68,22 @@ fn a_program_in_c_uses_a_pool() {
 }
 
 #[test]
+fn a_program_in_c_shares_a_pool_of_the_driver() {
+    if !is_there("cc") || !is_there("pkg-config") {
+        return;
+    }
+    let prefix = tempfile::tempdir().expect("a folder");
+    installed(prefix.path());
+    let options = ["-std=c11", "-D_POSIX_C_SOURCE=200809L", "-Wpedantic"];
+    let text = built_and_run(prefix.path(), "cc", &options, "memory_pool.c", &["sim:1GiB"]);
+    let lines: Vec<&str> = text.lines().collect();
+    assert_eq!(lines[0], "the last byte is 7", "{text}");
+    assert!(lines[1].contains("an imported pool cannot allocate"), "{text}");
+    let counts = "0 bytes in use, at most 1024; threshold 1048576, reuse 0";
+    assert_eq!(lines[2..], [counts, "the current pool has at most 67108864 bytes"], "{text}");
+}
+
+#[test]
 fn a_program_in_cpp_owns_a_pool_and_a_buffer() {
     if !is_there("c++") || !is_there("pkg-config") {
         return;

@@ -4,6 +4,7 @@
 
 mod call;
 mod capture;
+mod defaults;
 mod error;
 mod health;
 mod pools;
@@ -17,7 +18,8 @@ pub use capture::{CaptureModeGuard, is_capturing, record_unless_capturing};
 pub use error::{DriverError, DriverResult};
 pub use health::Health;
 pub use pools::{
-    HandleTypes, MemAllocationType, MemLocation, MemPool, MemPoolAttribute, MemPoolProps, MemPoolPtrData,
+    GraphMemAttribute, HandleTypes, MemAllocationType, MemLocation, MemPool, MemPoolAttribute, MemPoolProps,
+    MemPoolPtrData,
 };
 pub use types::{
     AccessFlags, CaptureMode, DeviceAttribute, Event, EventFlags, HostFlags, HostPtr, IpcMemHandle,
@@ -25,11 +27,7 @@ pub use types::{
 };
 
 use crate::{DeviceId, DevicePtr, Layout, StreamRef};
-
-/// Returns the error of a driver that lacks a function.
-fn unsupported<T>(call: &'static str) -> DriverResult<T> {
-    Err(DriverError::new(DriverError::NOT_SUPPORTED, call))
-}
+use defaults::unsupported;
 
 /// A shared handle to a driver.
 pub type DriverHandle = Arc<dyn Driver>;
@@ -213,26 +211,17 @@ pub trait Driver: Debug + Send + Sync + 'static {
         let _ = ptr;
         unsupported("cuMemHostGetDevicePointer")
     }
-
-    /// Allocates pageable host memory (memory that is not pinned) from the system's allocator. Makes no CUDA
-    /// call.
+    /// Allocates pageable host memory (memory that is not pinned) from the system's allocator.
     ///
     /// The device can access the memory if [`DeviceAttribute::PageableMemoryAccess`] is 1. On a simulated
     /// device, the sum of pageable and pinned memory cannot exceed the memory of the simulated host.
     fn pageable_alloc(&self, layout: Layout) -> DriverResult<HostPtr> {
-        let refused = || DriverError::new(DriverError::OUT_OF_MEMORY, "malloc");
-        let layout = layout.of_host().filter(|layout| layout.size() > 0).ok_or_else(refused)?;
-        // SAFETY: the size is not zero.
-        let memory = unsafe { std::alloc::alloc(layout) };
-        if memory.is_null() { Err(refused()) } else { Ok(HostPtr(memory.expose_provenance())) }
+        defaults::pageable_alloc(layout)
     }
-    /// Frees memory from [`pageable_alloc`](Self::pageable_alloc). `layout` is the layout of the allocation.
-    /// The method does not wait for work on the device.
+    /// Frees memory from [`pageable_alloc`](Self::pageable_alloc) with its layout. Waits for no work.
     unsafe fn pageable_free(&self, ptr: HostPtr, layout: Layout) {
-        if let Some(layout) = layout.of_host() {
-            // SAFETY: the caller guarantees that the memory came from `pageable_alloc` with this layout.
-            unsafe { std::alloc::dealloc(ptr.as_mut_ptr(), layout) }
-        }
+        // SAFETY: the caller guarantees that the memory came from `pageable_alloc` with this layout.
+        unsafe { defaults::pageable_free(ptr, layout) }
     }
     /// Returns the available bytes (as `free`) and the total bytes of the host's memory.
     fn host_memory_info(&self) -> DriverResult<MemoryInfo> {
@@ -286,8 +275,7 @@ pub trait Driver: Debug + Send + Sync + 'static {
         let _ = pool;
         unsupported("cuDeviceSetMemPool")
     }
-    /// Returns the default pool for a location and a kind of memory (`cuMemGetDefaultMemPool`, since CUDA
-    /// 13.0).
+    /// Returns a location's default pool for a kind of memory (`cuMemGetDefaultMemPool`, since CUDA 13.0).
     fn mem_get_default_mem_pool(
         &self,
         location: MemLocation,
@@ -380,6 +368,18 @@ pub trait Driver: Debug + Send + Sync + 'static {
     ) -> DriverResult<()> {
         let _ = (pool, attribute, value);
         unsupported("cuMemPoolSetAttribute")
+    }
+    /// Reads a count of the memory that graphs allocate (`cuDeviceGetGraphMemAttribute`).
+    fn device_get_graph_mem_attribute(&self, _attribute: GraphMemAttribute) -> DriverResult<u64> {
+        unsupported("cuDeviceGetGraphMemAttribute")
+    }
+    /// Restarts a high of the memory that graphs allocate (`cuDeviceSetGraphMemAttribute` with 0).
+    fn device_reset_graph_mem_attribute(&self, _attribute: GraphMemAttribute) -> DriverResult<()> {
+        unsupported("cuDeviceSetGraphMemAttribute")
+    }
+    /// Releases the unused memory that the driver keeps for graphs (`cuDeviceGraphMemTrim`).
+    fn device_graph_mem_trim(&self) -> DriverResult<()> {
+        unsupported("cuDeviceGraphMemTrim")
     }
 
     // --- Virtual memory management ---

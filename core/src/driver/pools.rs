@@ -198,6 +198,22 @@ pub enum MemPoolAttribute {
     HwDecompressEnabled,
 }
 
+/// A count of the memory that the device's graphs allocate in their own nodes (`CUgraphMem_attribute`). The
+/// pools do not count this memory. All counts are in bytes.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[expect(clippy::exhaustive_enums, reason = "a driver must know each count")]
+pub enum GraphMemAttribute {
+    /// The bytes that graphs use now; read-only.
+    UsedMemCurrent = 0,
+    /// The highest number of bytes that graphs used. Setting this attribute to 0 restarts it.
+    UsedMemHigh = 1,
+    /// The bytes that the driver reserves for graphs now; read-only.
+    ReservedMemCurrent = 2,
+    /// The highest number of bytes that the driver reserved for graphs. Setting this attribute to 0 restarts
+    /// it.
+    ReservedMemHigh = 3,
+}
+
 /// Describes an allocation of an exported pool (`CUmemPoolPtrExportData`). A process that imported the pool
 /// opens the allocation with this value. The 64 bytes are opaque.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]

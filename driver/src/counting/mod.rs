@@ -13,9 +13,10 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use millpond_core::driver::{
-    AccessFlags, CaptureMode, DeviceAttribute, Driver, DriverHandle, DriverResult, Event, EventFlags, Health,
-    HostFlags, HostPtr, IpcMemHandle, MemAdvice, MemAllocationType, MemLocation, MemPool, MemPoolAttribute,
-    MemPoolProps, MemPoolPtrData, MemoryInfo, MemoryKind, PhysicalHandle, PhysicalProps, StreamFlags,
+    AccessFlags, CaptureMode, DeviceAttribute, Driver, DriverHandle, DriverResult, Event, EventFlags,
+    GraphMemAttribute, Health, HostFlags, HostPtr, IpcMemHandle, MemAdvice, MemAllocationType, MemLocation,
+    MemPool, MemPoolAttribute, MemPoolProps, MemPoolPtrData, MemoryInfo, MemoryKind, PhysicalHandle,
+    PhysicalProps, StreamFlags,
 };
 use millpond_core::{DeviceId, DevicePtr, Layout, StreamRef};
 
@@ -387,6 +388,9 @@ impl Driver for CountingDriver {
         MemPoolTrim: fn mem_pool_trim_to(pool: MemPool, keep_bytes: u64) -> ();
         MemPool: fn mem_pool_get_attribute(pool: MemPool, attribute: MemPoolAttribute) -> u64;
         MemPool: fn mem_pool_set_attribute(pool: MemPool, attribute: MemPoolAttribute, value: u64) -> ();
+        MemPool: fn device_get_graph_mem_attribute(attribute: GraphMemAttribute) -> u64;
+        MemPool: fn device_reset_graph_mem_attribute(attribute: GraphMemAttribute) -> ();
+        MemPoolTrim: fn device_graph_mem_trim() -> ();
         Other: fn mem_get_allocation_granularity() -> u64;
         MemAddressReserve: fn mem_address_reserve(bytes: u64, alignment: u64) -> DevicePtr;
     }

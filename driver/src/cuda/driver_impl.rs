@@ -5,9 +5,10 @@ use std::ptr;
 use std::sync::Arc;
 
 use millpond_core::driver::{
-    AccessFlags, CaptureMode, DeviceAttribute, Driver, DriverError, DriverResult, Event, EventFlags, Health,
-    HostFlags, HostPtr, IpcMemHandle, MemAdvice, MemAllocationType, MemLocation, MemPool, MemPoolAttribute,
-    MemPoolProps, MemPoolPtrData, MemoryInfo, MemoryKind, PhysicalHandle, PhysicalProps, StreamFlags,
+    AccessFlags, CaptureMode, DeviceAttribute, Driver, DriverError, DriverResult, Event, EventFlags,
+    GraphMemAttribute, Health, HostFlags, HostPtr, IpcMemHandle, MemAdvice, MemAllocationType, MemLocation,
+    MemPool, MemPoolAttribute, MemPoolProps, MemPoolPtrData, MemoryInfo, MemoryKind, PhysicalHandle,
+    PhysicalProps, StreamFlags,
 };
 use millpond_core::{DeviceId, DevicePtr, StreamRef};
 
@@ -294,6 +295,9 @@ impl Driver for CudaDriver {
         fn mem_set_mem_pool(location: MemLocation, kind: MemAllocationType, pool: MemPool) -> ();
         fn mem_pool_get_attribute(pool: MemPool, attribute: MemPoolAttribute) -> u64;
         fn mem_pool_set_attribute(pool: MemPool, attribute: MemPoolAttribute, value: u64) -> ();
+        fn device_get_graph_mem_attribute(attribute: GraphMemAttribute) -> u64;
+        fn device_reset_graph_mem_attribute(attribute: GraphMemAttribute) -> ();
+        fn device_graph_mem_trim() -> ();
         fn mem_pool_set_access(pool: MemPool, access: AccessFlags, devices: &[DeviceId]) -> ();
         fn mem_pool_get_access(pool: MemPool, device: DeviceId) -> AccessFlags;
         fn mem_pool_export_to_fd(pool: MemPool) -> i32;

@@ -96,6 +96,11 @@ functions! {
     mem_pool_trim_to(pool: u64, keep_bytes: u64) = "cuMemPoolTrimTo";
     mem_pool_get_attribute(pool: u64, attribute: u32, value: *mut c_void) = "cuMemPoolGetAttribute";
     mem_pool_set_attribute(pool: u64, attribute: u32, value: *mut c_void) = "cuMemPoolSetAttribute";
+    device_get_graph_mem_attribute(device: i32, attribute: u32, value: *mut c_void)
+        = "cuDeviceGetGraphMemAttribute";
+    device_set_graph_mem_attribute(device: i32, attribute: u32, value: *mut c_void)
+        = "cuDeviceSetGraphMemAttribute";
+    device_graph_mem_trim(device: i32) = "cuDeviceGraphMemTrim";
     mem_pool_set_access(pool: u64, access: *const AccessDesc, count: u64) = "cuMemPoolSetAccess";
     mem_pool_get_access(flags: *mut u32, pool: u64, location: *mut Location) = "cuMemPoolGetAccess";
     mem_pool_export_to_shareable_handle(out: *mut c_void, pool: u64, kind: u32, flags: u64)

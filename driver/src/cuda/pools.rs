@@ -1,8 +1,8 @@
 //! Pools of the stream-ordered allocator: attributes, access, and sharing with other processes.
 
 use millpond_core::driver::{
-    AccessFlags, DriverError, DriverResult, MemAllocationType, MemLocation, MemPool, MemPoolAttribute,
-    MemPoolProps, MemPoolPtrData,
+    AccessFlags, DriverError, DriverResult, GraphMemAttribute, MemAllocationType, MemLocation, MemPool,
+    MemPoolAttribute, MemPoolProps, MemPoolPtrData,
 };
 use millpond_core::{DeviceId, DevicePtr};
 use smallvec::SmallVec;
@@ -120,6 +120,29 @@ impl CudaDriver {
         }
         // SAFETY: the call reads 64 bits through the pointer.
         unsafe { functions.mem_pool_set_attribute(pool.0, number, (&raw mut value).cast()) }
+    }
+
+    pub(super) fn device_get_graph_mem_attribute(&self, attribute: GraphMemAttribute) -> DriverResult<u64> {
+        let _context = self.enter()?;
+        let (mut value, number) = (0_u64, attribute as u32);
+        let place = (&raw mut value).cast();
+        // SAFETY: the result goes to a local; all of these attributes are 64 bits wide.
+        unsafe { self.functions().device_get_graph_mem_attribute(self.device, number, place) }?;
+        Ok(value)
+    }
+
+    pub(super) fn device_reset_graph_mem_attribute(&self, attribute: GraphMemAttribute) -> DriverResult<()> {
+        let _context = self.enter()?;
+        let (mut value, number) = (0_u64, attribute as u32);
+        let place = (&raw mut value).cast();
+        // SAFETY: the call reads 64 bits through the pointer.
+        unsafe { self.functions().device_set_graph_mem_attribute(self.device, number, place) }
+    }
+
+    pub(super) fn device_graph_mem_trim(&self) -> DriverResult<()> {
+        let _context = self.enter()?;
+        // SAFETY: the driver gave the device.
+        unsafe { self.functions().device_graph_mem_trim(self.device) }
     }
 
     pub(super) fn mem_pool_set_access(

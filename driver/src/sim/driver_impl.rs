@@ -3,9 +3,10 @@
 use std::sync::Arc;
 
 use millpond_core::driver::{
-    AccessFlags, CaptureMode, DeviceAttribute, Driver, DriverResult, Event, EventFlags, Health, HostFlags,
-    HostPtr, IpcMemHandle, MemAdvice, MemAllocationType, MemLocation, MemPool, MemPoolAttribute,
-    MemPoolProps, MemPoolPtrData, MemoryInfo, MemoryKind, PhysicalHandle, PhysicalProps, StreamFlags,
+    AccessFlags, CaptureMode, DeviceAttribute, Driver, DriverResult, Event, EventFlags, GraphMemAttribute,
+    Health, HostFlags, HostPtr, IpcMemHandle, MemAdvice, MemAllocationType, MemLocation, MemPool,
+    MemPoolAttribute, MemPoolProps, MemPoolPtrData, MemoryInfo, MemoryKind, PhysicalHandle, PhysicalProps,
+    StreamFlags,
 };
 use millpond_core::{DeviceId, DevicePtr, DriverError, Layout, StreamRef};
 
@@ -302,6 +303,18 @@ impl Driver for SimDevice {
         self.call(CallKind::MemPool, "cuMemPoolSetAttribute", |state| {
             state.mem_pool_set_attribute(pool, attribute, value)
         })
+    }
+
+    fn device_get_graph_mem_attribute(&self, _: GraphMemAttribute) -> DriverResult<u64> {
+        self.call(CallKind::MemPool, "cuDeviceGetGraphMemAttribute", |_| Ok(State::GRAPH_MEMORY))
+    }
+
+    fn device_reset_graph_mem_attribute(&self, attribute: GraphMemAttribute) -> DriverResult<()> {
+        self.call(CallKind::MemPool, "cuDeviceSetGraphMemAttribute", |_| State::reset_graph_memory(attribute))
+    }
+
+    fn device_graph_mem_trim(&self) -> DriverResult<()> {
+        self.call(CallKind::MemPoolTrim, "cuDeviceGraphMemTrim", |_| Ok(()))
     }
 
     // --- Virtual memory management ---

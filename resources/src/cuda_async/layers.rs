@@ -49,7 +49,11 @@ pub(crate) const CUDA_ASYNC: LayerEntry = LayerEntry {
         };
         let options = CudaAsyncOptions {
             reuse: params.get("reuse")?.unwrap_or_default(),
-            handles: params.text("handles")?.map(handles_of).transpose()?.unwrap_or_default(),
+            handles: params
+                .text("handles")?
+                .map(|it| handles_of(it, "cuda_async"))
+                .transpose()?
+                .unwrap_or_default(),
             hw_decompress: params.get("hw_decompress")?.unwrap_or_default(),
             ..CudaAsyncOptions::default()
         };

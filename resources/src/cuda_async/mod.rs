@@ -1,23 +1,28 @@
 //! The resources over the pools of CUDA's stream-ordered allocator.
 
+mod checks;
 mod layers;
 mod memory;
 mod options;
+mod pinned;
 
 use std::fmt;
 
 use millpond_core::driver::{DeviceAttribute, MemAllocationType, MemLocation, call, has_attribute};
 use millpond_core::{
-    Accessibility, DeviceMemoryResource, DevicePtr, DriverError, DriverHandle, Error, ErrorKind, Layout,
-    MemoryInfo, ResourceStatistics, Result, StreamRef, Traits, downcast, format_bytes,
+    Accessibility, DeviceMemoryResource, DevicePtr, DriverHandle, Error, ErrorKind, Layout, MemoryInfo,
+    ResourceStatistics, Result, StreamRef, Traits, downcast,
 };
 
 use crate::debug_as_text::debug_as_text;
 use crate::memory_pool::{DriverPool, MemoryPool, MemoryPoolOptions};
+use checks::{check_initial, check_initial_and_maximum, check_pools, is_refused};
 pub(crate) use layers::{CUDA_ASYNC, CUDA_ASYNC_MANAGED, CUDA_ASYNC_VIEW};
 use memory::AsyncMemory;
 use options::Sizes;
 pub use options::{CudaAsyncOptions, HwDecompress};
+pub(crate) use pinned::CUDA_ASYNC_PINNED;
+pub use pinned::{CudaAsyncPinnedMemoryResource, CudaAsyncPinnedOptions};
 
 /// The first version of CUDA whose pools support the decompression engine.
 const HW_DECOMPRESS_SINCE: i32 = 12_080;
@@ -69,12 +74,7 @@ impl CudaAsyncMemoryResource {
         let text = format!("cuda_async{}", options.text(sizes));
         let build = || {
             check_pools(&driver)?;
-            if let Some(most) = options.maximum_bytes.filter(|most| options.initial_bytes > *most) {
-                let (initial, most) = (format_bytes(options.initial_bytes), format_bytes(most));
-                let message =
-                    format!("the initial size of {initial} exceeds the maximum of {most}; raise `max`");
-                return Err(Error::invalid_argument(message).on_device(driver.device()));
-            }
+            check_initial_and_maximum(&driver, &options)?;
             check_initial(&driver, options.initial_bytes)?;
             let pool = make_pool(&driver, options)?;
             if options.initial_bytes > 0 {
@@ -98,30 +98,6 @@ impl fmt::Display for CudaAsyncMemoryResource {
     }
 }
 
-/// Refuses a device without pools. Other devices of the machine may have them.
-fn check_pools(driver: &DriverHandle) -> Result<()> {
-    if !has_attribute(&**driver, DeviceAttribute::MemoryPoolsSupported)? {
-        let message = "the device has no stream-ordered memory pools; use cuda+pool";
-        return Err(Error::new(ErrorKind::Unsupported, message).on_device(driver.device()));
-    }
-    Ok(())
-}
-
-/// Refuses more bytes than the device has: the driver's error would name no reason.
-fn check_initial(driver: &DriverHandle, bytes: u64) -> Result<()> {
-    if bytes == 0 {
-        return Ok(());
-    }
-    let total = call(&**driver, |driver| driver.mem_get_info())?.total;
-    if bytes <= total {
-        return Ok(());
-    }
-    let (initial, total) = (format_bytes(bytes), format_bytes(total));
-    let message =
-        format!("the initial size of {initial} exceeds the device's memory of {total}; lower `initial`");
-    Err(Error::new(ErrorKind::OutOfMemory, message).on_device(driver.device()))
-}
-
 fn make_pool(driver: &DriverHandle, options: CudaAsyncOptions) -> Result<MemoryPool> {
     let of_pool = MemoryPoolOptions::new()
         .handles(options.handles)
@@ -136,10 +112,6 @@ fn make_pool(driver: &DriverHandle, options: CudaAsyncOptions) -> Result<MemoryP
         HwDecompress::Auto => {
             matches!(call(&**driver, |driver| driver.version())?, 0 | HW_DECOMPRESS_SINCE..)
         }
-    };
-    let is_refused = |error: &Error| {
-        let code = error.driver_error().map(DriverError::code);
-        matches!(code, Some(DriverError::INVALID_VALUE | DriverError::NOT_SUPPORTED))
     };
     match make(is_wanted) {
         Err(error) if is_wanted && is_refused(&error) => make(false),
@@ -391,4 +363,9 @@ macro_rules! async_resource {
     )*};
 }
 
-async_resource!(CudaAsyncMemoryResource, CudaAsyncViewMemoryResource, CudaAsyncManagedMemoryResource);
+async_resource!(
+    CudaAsyncMemoryResource,
+    CudaAsyncViewMemoryResource,
+    CudaAsyncManagedMemoryResource,
+    CudaAsyncPinnedMemoryResource
+);

@@ -46,13 +46,13 @@ impl FromStr for HwDecompress {
 }
 
 /// Reads the kinds of handles from text: `fd`, `fabric`, or `fd/fabric`.
-pub(super) fn handles_of(text: &str) -> Result<HandleTypes> {
+pub(super) fn handles_of(text: &str, layer: &str) -> Result<HandleTypes> {
     text.split('/').try_fold(HandleTypes::NONE, |all, name| match name {
         "fd" => Ok(all | HandleTypes::POSIX_FD),
         "fabric" => Ok(all | HandleTypes::FABRIC),
         "none" if text == "none" => Ok(all),
         _ => Err(Error::invalid_stack(format!(
-            "`handles={text}` of `cuda_async`: `{name}` is not a kind of handle; write none, fd, fabric or \
+            "`handles={text}` of `{layer}`: `{name}` is not a kind of handle; write none, fd, fabric or \
              fd/fabric"
         ))),
     })

@@ -29,6 +29,7 @@
 //! [`CudaAsyncViewMemoryResource`]: crate::CudaAsyncViewMemoryResource
 
 mod current;
+mod graph;
 mod guard;
 mod inner;
 mod options;
@@ -44,6 +45,7 @@ use millpond_core::driver::{
 };
 use millpond_core::{DeviceId, DriverError, DriverHandle, Error, ErrorKind, MemoryInfo, Result};
 
+pub use graph::GraphMemory;
 pub use guard::CurrentPool;
 pub(crate) use inner::Freed;
 use inner::{Inner, Origin, POOLS, key};
@@ -379,9 +381,13 @@ impl MemoryPool {
         &self.0
     }
 
-    /// Returns the device's memory; memory that the pool can reuse counts as free.
+    /// Returns the memory of the pool's location; memory that the pool can reuse counts as free.
     pub(crate) fn memory_info(&self) -> Result<MemoryInfo> {
-        let MemoryInfo { free, total } = self.call(|driver| driver.mem_get_info())?;
+        let is_on_host = matches!(self.0.origin, Origin::Made { props, .. } if props.location.is_host());
+        let MemoryInfo { free, total } = self.call(|driver| match is_on_host {
+            true => driver.host_memory_info(),
+            false => driver.mem_get_info(),
+        })?;
         let idle = self.reserved_bytes()?.saturating_sub(self.used_bytes()?);
         let free = free.saturating_add(idle).saturating_add(self.0.deferred_bytes());
         Ok(MemoryInfo { free: free.min(total), total })

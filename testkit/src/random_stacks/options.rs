@@ -61,6 +61,17 @@ const DRAWN: &[(&str, Options)] = &[
     ("cuda_async_view", &[("pool", &["default", "current"])]),
     ("cuda_async_managed", &[]),
     (
+        "cuda_async_pinned",
+        &[
+            ("numa", &["0"]),
+            ("initial", &["2MiB"]),
+            ("release_threshold", &["0B", "4MiB"]),
+            ("max", &["24MiB", "64MiB"]),
+            ("reuse", &["own", "follow", "opportunistic", "internal"]),
+            ("handles", &["none", "fd"]),
+        ],
+    ),
+    (
         "pool",
         &[
             ("initial", &["1MiB", "10%", "0B"]),

@@ -189,9 +189,10 @@ pub(crate) const PROGRAMS: &[Program] = &[
         |bench| error(registry(Some("cuda+pol")).get(millpond::Driver::device(&*bench.device))),
         "invalid stack: MILLPOND_MEMORY_MANAGER=cuda+pol is not a stack; set it to a stack such as \
          `cuda+pool:initial=1GiB,pages=off`, or unset it: there is no layer `pol`; the layers are cuda, \
-         managed, cuda_async, cuda_async_view, cuda_async_managed, pinned_host, host, system, sam_headroom, \
-         pool, fixed_size, binning, arena, capture_scopes, plan, aligned, budget, fallback, limiting, \
-         logging, prefetch, recording, retry, statistics, thread_safe, tracking; did you mean `pool`?",
+         managed, cuda_async, cuda_async_view, cuda_async_managed, cuda_async_pinned, pinned_host, host, \
+         system, sam_headroom, pool, fixed_size, binning, arena, capture_scopes, plan, aligned, budget, \
+         fallback, limiting, logging, prefetch, recording, retry, statistics, thread_safe, \
+         tracking; did you mean `pool`?",
     ),
     program(
         "a stack of the environment that cannot be built",

@@ -36,9 +36,9 @@ pub(crate) const STACKS: &[Program] = &[
         "a layer that there is not",
         "cuda+pol",
         "invalid stack: there is no layer `pol`; the layers are cuda, managed, cuda_async, cuda_async_view, \
-         cuda_async_managed, pinned_host, host, system, sam_headroom, pool, fixed_size, binning, arena, \
-         capture_scopes, plan, aligned, budget, fallback, limiting, logging, prefetch, recording, retry, \
-         statistics, thread_safe, tracking; did you mean `pool`?"
+         cuda_async_managed, cuda_async_pinned, pinned_host, host, system, sam_headroom, pool, fixed_size, \
+         binning, arena, capture_scopes, plan, aligned, budget, fallback, limiting, logging, prefetch, \
+         recording, retry, statistics, thread_safe, tracking; did you mean `pool`?"
     ),
     text!(
         "a parameter that there is not",

@@ -29,6 +29,8 @@ const RESOURCES: &[(&str, Knows)] = &[
     ("cuda_async_view", Knows::its_blocks(None).sharing()),
     ("cuda_async_view:pool=current", Knows::its_blocks(None).sharing()),
     ("cuda_async_managed", Knows::its_blocks(None).sharing()),
+    ("cuda_async_pinned", Knows::its_blocks(None)),
+    ("cuda_async_pinned:numa=0,max=8GiB,release_threshold=0,reuse=own", Knows::its_blocks(None)),
     ("cuda_async+pool:max=50%", Knows::its_blocks(Counts)),
     (POOL, Knows::its_blocks(Exact)),
     ("cuda+pool:initial=10%,max=75%", Knows::its_blocks(Exact)),

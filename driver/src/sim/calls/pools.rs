@@ -1,6 +1,8 @@
 //! The calls about the driver's pools.
 
-use millpond_core::driver::{AccessFlags, HandleTypes, MemPool, MemPoolAttribute, MemPoolProps};
+use millpond_core::driver::{
+    AccessFlags, GraphMemAttribute, HandleTypes, MemPool, MemPoolAttribute, MemPoolProps,
+};
 use millpond_core::{DeviceId, DevicePtr, DriverError, StreamRef};
 
 use crate::sim::model::answer::{Answer, Refusal, not_empty};
@@ -13,6 +15,17 @@ use crate::sim::model::work::Operation;
 use crate::sim::state::State;
 
 impl State {
+    /// The bytes that graphs hold: the simulated device keeps no graphs.
+    pub(crate) const GRAPH_MEMORY: u64 = 0;
+
+    /// Restarts a high of the graphs' memory, which is [`GRAPH_MEMORY`](Self::GRAPH_MEMORY) at all times.
+    pub(crate) fn reset_graph_memory(attribute: GraphMemAttribute) -> Answer<()> {
+        match attribute {
+            GraphMemAttribute::UsedMemHigh | GraphMemAttribute::ReservedMemHigh => Ok(()),
+            _ => Err(Refusal::invalid_value(format!("{attribute:?} is read-only"))),
+        }
+    }
+
     /// Returns the kinds of handles that the device's pools can have. NVIDIA's GPUs have fabric handles from
     /// compute capability 9.0 on.
     pub(crate) fn pool_handles(&self) -> HandleTypes {

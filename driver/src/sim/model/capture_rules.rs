@@ -96,7 +96,10 @@ pub(crate) const RULES: &[(&str, Rule)] = &[
     ("cuMemPoolImportPointer", UNSAFE),
     ("cuMemPoolTrimTo", UNSAFE),
     ("cuMemPoolGetAttribute", UNSAFE),
-    ("cuMemPoolSetAttribute", UNSAFE), // not measured
+    ("cuMemPoolSetAttribute", UNSAFE),        // not measured
+    ("cuDeviceGetGraphMemAttribute", UNSAFE), // not measured: as the calls on pools
+    ("cuDeviceSetGraphMemAttribute", UNSAFE), // the same
+    ("cuDeviceGraphMemTrim", UNSAFE),         // the same
     ("cuMemGetAllocationGranularity", SAFE),
     ("cuMemAddressReserve", SAFE),
     ("cuMemAddressFree", SAFE),

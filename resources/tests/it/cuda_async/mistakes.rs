@@ -113,6 +113,19 @@ fn managed_memory_on_a_driver_before_cuda_13() {
 }
 
 #[test]
+fn a_pinned_pool_without_a_node_on_a_driver_before_cuda_13() {
+    let driver = HookedDriver::new(device());
+    driver.be_version(12_060);
+    let text = "not supported on DEVICE in `cuda_async_pinned`: a pool of pinned memory on any NUMA node \
+                needs CUDA 13.0, but the driver has 12.6; name a node, as in `cuda_async_pinned:numa=0`, or \
+                use the base `pinned_host`";
+    let options = CudaAsyncPinnedOptions::default();
+    let refused = CudaAsyncPinnedMemoryResource::new(driver.clone(), options);
+    assert_eq!(said(refused), (ErrorKind::Unsupported, text.to_owned()));
+    assert!(CudaAsyncPinnedMemoryResource::new(driver, options.numa(Some(0))).is_ok());
+}
+
+#[test]
 fn an_initial_size_above_the_maximum_or_the_device() {
     let refused = |options| said(CudaAsyncMemoryResource::new(device(), options));
     let above = "invalid argument on DEVICE in `cuda_async:initial=2MiB,max=1MiB`: the initial size of 2MiB \

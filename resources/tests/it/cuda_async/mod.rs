@@ -12,15 +12,15 @@ use millpond_core::misuse::Misuse;
 use millpond_core::stack::{LayerTable, StackSpec};
 use millpond_core::{
     Accessibility, AnyResource, DeviceMemoryResource, DeviceMemoryResourceExt, DevicePtr, Driver,
-    DriverHandle, ErrorKind, Layout, Result, StreamRef,
+    DriverHandle, ErrorKind, Layout, Result, StreamRef, find_trait,
 };
 use millpond_driver::CallKind;
 use millpond_driver::CountingDriver;
 use millpond_driver::sim::{Access, SimConfig, SimDevice};
-use millpond_resources::memory_pool::{MemoryPool, MemoryPoolOptions};
+use millpond_resources::memory_pool::{DriverPool, MemoryPool, MemoryPoolOptions, PoolReuse};
 use millpond_resources::{
-    CudaAsyncManagedMemoryResource, CudaAsyncMemoryResource, CudaAsyncOptions, CudaAsyncViewMemoryResource,
-    HwDecompress, LAYERS,
+    CudaAsyncManagedMemoryResource, CudaAsyncMemoryResource, CudaAsyncOptions, CudaAsyncPinnedMemoryResource,
+    CudaAsyncPinnedOptions, CudaAsyncViewMemoryResource, HwDecompress, LAYERS,
 };
 use millpond_testkit::hooked::HookedDriver;
 use millpond_testkit::{Checked, misuse_recorder};
@@ -229,6 +229,63 @@ fn issue_2510_managed_memory_stays_at_a_synchronisation() {
     resource.pool().set_release_threshold(5).unwrap();
     let later = CudaAsyncManagedMemoryResource::new(device).unwrap();
     assert_eq!(later.pool().release_threshold().unwrap(), 5);
+}
+
+// --- Pinned host memory ---
+
+/// Host and device use a block at the same address, in stream order.
+#[test]
+fn pinned_memory_is_for_host_and_device() {
+    let device = device();
+    for options in [CudaAsyncPinnedOptions::default(), CudaAsyncPinnedOptions::default().numa(Some(0))] {
+        let resource = CudaAsyncPinnedMemoryResource::new(device.clone(), options).unwrap();
+        assert_eq!(resource.accessibility(), Accessibility::DEVICE_AND_HOST);
+        assert!(resource.is_stream_ordered());
+        let s = stream(&device);
+        let ptr = resource.allocate_bytes(MIB, s).unwrap();
+        assert_eq!(device.pointer_mem_pool(ptr), Ok(Some(resource.pool().raw())));
+        assert_eq!(device.pointer_kind(ptr), Ok(MemoryKind::Host));
+        device.launch(s, &[Access::write(ptr, MIB, 7), Access::check(ptr, MIB, 7)]);
+        device.stream_synchronize(s).unwrap();
+        put(&resource, ptr, MIB, s);
+        // The pool keeps its memory at a synchronisation.
+        device.synchronize().unwrap();
+        assert_eq!(resource.pool().release_threshold().unwrap(), u64::MAX);
+        assert!(resource.pool().reserved_bytes().unwrap() >= MIB);
+        assert_eq!(resource.memory_info().unwrap().total, device.host_memory_info().unwrap().total);
+        assert_eq!(device.take_violations(), []);
+    }
+}
+
+#[test]
+fn a_pinned_pool_has_the_options_of_its_text() {
+    let device = device();
+    let text = "cuda_async_pinned:numa=0,initial=2MiB,release_threshold=4MiB,max=64MiB,reuse=own,handles=fd";
+    let built = build(text, device).unwrap();
+    assert_eq!(built.to_string(), text);
+    let pool = find_trait::<dyn DriverPool>(&built).unwrap().memory_pool().clone();
+    let props = pool.properties().unwrap();
+    assert_eq!((props.location, props.max_bytes), (MemLocation::HostNuma(0), 64 * MIB));
+    assert!(props.handles.contains(HandleTypes::POSIX_FD) && pool.reserved_bytes().unwrap() >= 2 * MIB);
+    assert_eq!((pool.release_threshold().unwrap(), pool.reuse().unwrap()), (4 * MIB, PoolReuse::OWN_STREAM));
+    let refused = built.allocate_bytes(65 * MIB, StreamRef::LEGACY).unwrap_err();
+    assert!(refused.is_out_of_memory() && refused.to_string().contains("raise the maximum"), "{refused}");
+}
+
+#[test]
+fn a_pinned_pool_that_the_driver_lacks_is_refused_with_a_remedy() {
+    let refuse = |text: &str| build(text, device()).unwrap_err();
+    let refused = refuse("cuda_async_pinned:numa=7");
+    assert_eq!(refused.kind(), ErrorKind::Unsupported);
+    let why = "makes no pool of pinned host memory on NUMA node 7 with these options; use the base \
+               `pinned_host`";
+    assert!(refused.to_string().contains(why), "{refused}");
+    let refused = refuse("cuda_async_pinned:max=50%").to_string();
+    assert!(refused.contains("write a size such as 1GiB"), "{refused}");
+    let refused = refuse("cuda_async_pinned:initial=2MiB,max=1MiB").to_string();
+    assert!(refused.contains("exceeds the maximum of 1MiB"), "{refused}");
+    let refused = refuse("cuda_async_pinned:handles=usb").to_string();
+    assert!(refused.contains("`handles=usb` of `cuda_async_pinned`: `usb` is not a kind"), "{refused}");
 }
 
 // --- RMM's tests of cuda_async_view ---
