@@ -38,6 +38,7 @@
 //! | [`containers`] | buffers, vectors and scalars that free their memory automatically; streams and events |
 //! | [`driver`] | CUDA, loaded at run time, and the simulated device |
 //! | [`stack`] | a stack as text (`cuda+pool:max=50%+statistics`) and back |
+//! | `metrics` (feature) | metrics for Prometheus and OpenTelemetry |
 //! | [`plugin`] | Numba's memory-manager interface, NBEP 7 |
 //! | [`Error`] | the error type; if memory is out, its report lists the changes that would have helped |
 //!
@@ -48,6 +49,8 @@
 //! | `cuda-12000` to `cuda-13040` | no | the CUDA version of the bindings that cudarc compiles: at most one |
 //! | `logging` | yes | the adaptor `logging`, which writes allocation logs in RMM's format |
 //! | `watch` | no | `millpond-replay top` can watch the program if `MILLPOND_WATCH=1` is set: [`watch`] |
+//! | `metrics` | no | the module `metrics`, with metrics for Prometheus |
+//! | `opentelemetry` | no | the module `metrics`, with metrics for an OpenTelemetry meter |
 //! | `debug-log` | no | `adaptors::debug_log`, which writes diagnostics to the file `RMM_DEBUG_LOG_FILE` |
 //! | `allocator-api2` | no | host collections in memory that the device can access: [`containers`] |
 //! | `serde` | no | reports, statistics and counts implement serde's traits |
@@ -94,6 +97,10 @@
 pub use millpond_adaptors as adaptors;
 #[doc(inline)]
 pub use millpond_containers as containers;
+#[cfg(any(feature = "metrics", feature = "opentelemetry"))]
+#[cfg_attr(docsrs, doc(cfg(any(feature = "metrics", feature = "opentelemetry"))))]
+#[doc(inline)]
+pub use millpond_metrics as metrics;
 #[doc(inline)]
 pub use millpond_plan as plan;
 #[doc(inline)]

@@ -14,6 +14,7 @@ run_programs_of! {
     "../docs/book/src/graphs.md"
     "../docs/book/src/library-api.md"
     "../docs/book/src/logs.md"
+    "../docs/book/src/metrics.md"
     "../docs/book/src/out-of-memory.md"
     "../docs/book/src/own-adaptor.md"
     "../docs/book/src/own-driver.md"

@@ -814,6 +814,27 @@ millpond_status millpond_resource_memory_report(const millpond_resource *resourc
 millpond_status millpond_resource_block_at(const millpond_resource *resource, void *ptr,
                                            char **block);
 
+/// Shows a stack in metrics under a name, for as long as the stack lives. Metrics keep no stack
+/// alive. If the stack already has a name, this call renames it. If another stack of the device has
+/// this name, that stack loses it. The default resource of each device has the name `default`
+/// without this call. Fails if the name is empty or `default`.
+///
+/// Requires: `resource` is a handle from this library; `name` is a string that ends in NUL.
+millpond_status millpond_metrics_register(const millpond_resource *resource, const char *name);
+
+/// Writes all metrics as text for Prometheus, in the OpenMetrics format 1.0. Free the text with
+/// `millpond_string_free`.
+///
+/// Requires: `text` is valid for writes.
+millpond_status millpond_metrics_text(char **text);
+
+/// Writes metrics as JSON: a list of objects with `name`, `prometheus_name`, `kind`, `unit`, `help`
+/// and `samples`. `name` is the OpenTelemetry name of one metric, for example
+/// `millpond.memory.live`, or null for all metrics. Free the text with `millpond_string_free`.
+///
+/// Requires: `name` is null, or a string that ends in NUL; `text` is valid for writes.
+millpond_status millpond_metrics_json(const char *name, char **text);
+
 /// Writes the live allocations of the adaptor `tracking` as text. Writes the sum of their sizes to
 /// `bytes`. Free the text with `millpond_string_free`.
 ///

@@ -15,6 +15,7 @@
 //! | `framework` | `malloc` and `free` as PyTorch and CuPy call them, on the default resources |
 //! | `graph_pools` | the pools of PyTorch's captured graphs |
 //! | `history`, `snapshot` | recorded events, and snapshots of memory in PyTorch's format |
+//! | `metrics` | metrics for Prometheus and OpenTelemetry |
 //! | `cached` | blocks from the calling thread's cache alone, for callers that hold a lock |
 //! | `debug_log` | diagnostics as lines of text |
 //! | `throwing` | `malloc` functions that throw C++ exceptions |
@@ -42,6 +43,7 @@ pub mod history;
 pub mod layers;
 pub mod manager;
 pub mod memory_pool;
+pub mod metrics;
 pub mod oracle;
 pub mod order;
 mod parked;

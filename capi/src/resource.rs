@@ -567,7 +567,7 @@ fn lacks(resource: &AnyResource, what: &str, layer: &str) -> Error {
     )
 }
 
-fn json(value: &impl serde::Serialize) -> Result<String> {
+pub(crate) fn json(value: &impl serde::Serialize) -> Result<String> {
     serde_json::to_string(value).map_err(|error| Error::invalid_argument(error.to_string()))
 }
 

@@ -73,6 +73,16 @@ pub trait DeviceMemoryResourceExt: DeviceMemoryResource {
         MemoryReport::of(self)
     }
 
+    /// Returns a [`memory_report`](Self::memory_report) of figures only: without the device's memory, and
+    /// without the lists of free memory, of holders and of scopes. So it does not search the blocks of any
+    /// layer. Call it if you need the figures again and again.
+    fn memory_figures(&self) -> MemoryReport
+    where
+        Self: Sized,
+    {
+        MemoryReport::figures(self)
+    }
+
     /// Returns the segments and blocks of the whole stack at this moment. Returns `None` if no layer records
     /// segments or blocks, as in plain CUDA memory. If one pool allocates from another pool, the map lists
     /// the blocks of the upper pool.

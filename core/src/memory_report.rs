@@ -108,6 +108,13 @@ pub trait ReportsMemory {
     /// [`layer`](LayerMemory::layer).
     fn layer_memory(&self) -> LayerMemory;
 
+    /// Returns the same report, but the lists `free`, `holders` and `scopes`, and figures that need a search,
+    /// may be missing. A program that asks for figures again and again calls this method, so a layer whose
+    /// [`layer_memory`](Self::layer_memory) takes long, or holds a lock for long, should implement it.
+    fn layer_figures(&self) -> LayerMemory {
+        self.layer_memory()
+    }
+
     /// Returns the live block that starts at `ptr`; `None` if the layer does not record such a block.
     fn block_at(&self, ptr: DevicePtr) -> Option<BlockInfo> {
         let _ = ptr;
@@ -133,13 +140,21 @@ pub trait ReportsMemory {
 impl MemoryReport {
     pub(crate) fn of(resource: &dyn DeviceMemoryResource) -> Self {
         let device_memory = call(&**resource.driver(), |driver| driver.mem_get_info()).ok();
-        Self { device_memory, ..Self::of_layers(resource) }
+        Self { device_memory, ..Self::of_layers(resource, |layer| layer.layer_memory()) }
+    }
+
+    /// Returns the report without lists, and without the device's memory.
+    pub(crate) fn figures(resource: &dyn DeviceMemoryResource) -> Self {
+        Self::of_layers(resource, |layer| layer.layer_figures())
     }
 
     /// Returns the report without the device's memory, for which the driver would have to be asked.
-    pub(crate) fn of_layers(resource: &dyn DeviceMemoryResource) -> Self {
+    pub(crate) fn of_layers(
+        resource: &dyn DeviceMemoryResource,
+        memory: impl Fn(&dyn ReportsMemory) -> LayerMemory,
+    ) -> Self {
         let layers = stack_of(resource).filter_map(|layer| {
-            let known = as_trait::<dyn ReportsMemory>(layer)?.layer_memory();
+            let known = memory(as_trait::<dyn ReportsMemory>(layer)?);
             Some(LayerMemory { layer: text_of(layer), ..known })
         });
         Self {

@@ -7,6 +7,7 @@
 1000
 
 `millpond.mr` has the resources under RMM's names. `millpond.statistics` has counters and a profiler.
+`millpond.metrics` has metrics for Prometheus and OpenTelemetry.
 `millpond.typing` has types for annotations. `millpond.torch`, `millpond.cupy`, `millpond.numba`,
 `millpond.rmm`, `millpond.cuda_core` and `millpond.dask` let other libraries use millpond's memory. Each of
 these six modules is imported when the program first uses it. On a machine without a GPU, millpond uses a
@@ -78,12 +79,24 @@ from .stream import (  # noqa: E402
 
 #: Modules that are imported when a program first uses their names, for example in `millpond.cupy.use()`.
 _ON_DEMAND = frozenset(
-    {"compat", "cuda_core", "cupy", "dask", "numba", "replay", "rmm", "rmm_bridge", "torch"}
+    {"compat", "cuda_core", "cupy", "dask", "metrics", "numba", "replay", "rmm", "rmm_bridge", "torch"}
 )
 
 
 if _typing.TYPE_CHECKING:
-    from . import compat, cuda_core, cupy, dask, numba, replay, rmm, rmm_bridge, torch, typing  # noqa: F401
+    from . import (  # noqa: F401
+        compat,
+        cuda_core,
+        cupy,
+        dask,
+        metrics,
+        numba,
+        replay,
+        rmm,
+        rmm_bridge,
+        torch,
+        typing,
+    )
 else:
 
     def __getattr__(name):

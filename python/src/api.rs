@@ -162,6 +162,9 @@ functions! {
     resource_trim: fn(Raw, u64, *mut u64) -> i32;
     resource_statistics: fn(Raw, *mut Statistics) -> i32;
     resource_memory_report: fn(Raw, bool, *mut *mut c_char) -> i32;
+    metrics_register: fn(Raw, *const c_char) -> i32;
+    metrics_text: fn(*mut *mut c_char) -> i32;
+    metrics_json: fn(*const c_char, *mut *mut c_char) -> i32;
     resource_block_at: fn(Raw, Raw, *mut *mut c_char) -> i32;
     resource_clear_counters: fn(Raw) -> i32;
     resource_callback: fn(Raw, AllocateFunction, DeallocateFunction, Raw, EndFunction, *mut Raw) -> i32;

@@ -23,6 +23,7 @@ mod interface;
 mod layers;
 mod memory_pool;
 mod methods;
+mod metrics;
 mod oracle;
 mod place;
 mod resource;
@@ -74,6 +75,9 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(memory_pool::graph_memory, module)?)?;
     module.add_function(wrap_pyfunction!(memory_pool::graph_memory_reset_highs, module)?)?;
     module.add_function(wrap_pyfunction!(memory_pool::graph_memory_trim, module)?)?;
+    module.add_function(wrap_pyfunction!(metrics::register_metrics, module)?)?;
+    module.add_function(wrap_pyfunction!(metrics::metrics_text, module)?)?;
+    module.add_function(wrap_pyfunction!(metrics::metrics_json, module)?)?;
     module.add_function(wrap_pyfunction!(history::record_history, module)?)?;
     module.add_function(wrap_pyfunction!(history::stop_history, module)?)?;
     module.add_function(wrap_pyfunction!(history::pickled_snapshot, module)?)?;

@@ -28,7 +28,7 @@ fn python() -> Option<PathBuf> {
 }
 
 /// The packages that every test of the package needs.
-const PACKAGES: &[&str] = &["pytest", "pytest-xdist", "numpy", "hypothesis"];
+const PACKAGES: &[&str] = &["pytest", "pytest-xdist", "numpy", "hypothesis", "prometheus-client"];
 
 /// More packages, for the tests of the frameworks and the types: hundreds of MB. They are installed if
 /// MILLPOND_REQUIRE_PYTHON is set; otherwise those tests are skipped.
@@ -39,6 +39,8 @@ const FRAMEWORKS: &[&str] = &[
     "numba-cuda",
     "nvidia-cuda-runtime<14",
     "rmm-cu13",
+    // A test exports metrics with it.
+    "opentelemetry-sdk",
     // The tests of types and style run these.
     "mypy",
     "ruff",

@@ -267,6 +267,10 @@ impl<R: DeviceMemoryResource> ReportsMemory for ArenaMemoryResource<R> {
         self.pool.layer_memory()
     }
 
+    fn layer_figures(&self) -> LayerMemory {
+        self.pool.layer_figures()
+    }
+
     fn block_at(&self, ptr: DevicePtr) -> Option<BlockInfo> {
         self.pool.block_at(ptr)
     }

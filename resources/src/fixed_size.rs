@@ -277,6 +277,12 @@ impl<R: DeviceMemoryResource> ReportsMemory for FixedSizeMemoryResource<R> {
         memory
     }
 
+    fn layer_figures(&self) -> LayerMemory {
+        let mut memory = self.pool.layer_figures();
+        memory.statistics = self.statistics();
+        memory
+    }
+
     fn block_at(&self, ptr: DevicePtr) -> Option<BlockInfo> {
         self.pool.block_at(ptr)
     }

@@ -78,6 +78,14 @@ pub fn is_per_device_resource(device: DeviceId, resource: &AnyResource) -> bool 
     DEFAULTS.get(&device).is_some_and(|known| Arc::ptr_eq(&known, resource)) && !resource.driver().was_reset()
 }
 
+/// Returns the current default of each device that has one, in the order of the devices. The call builds no
+/// resource, so a device whose default was neither set nor read is missing.
+pub fn per_device_resources() -> Vec<AnyResource> {
+    let mut all: Vec<_> = DEFAULTS.iter().map(|entry| (*entry.key(), Arc::clone(&entry))).collect();
+    all.sort_unstable_by_key(|(device, _)| *device);
+    all.into_iter().map(|(_, resource)| resource).collect()
+}
+
 /// Returns how many times the default of any device was replaced. As long as this number is unchanged, every
 /// default is unchanged.
 pub fn changes() -> u64 {

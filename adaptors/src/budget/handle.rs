@@ -3,13 +3,21 @@
 use std::fmt;
 use std::sync::Arc;
 
+use millpond_core::DeviceId;
+
 use super::account::BudgetNode;
+use super::names;
 
 /// A handle to a budget. See [the module](super).
 #[derive(Clone)]
 pub struct Budget(pub(super) Arc<BudgetNode>);
 
 impl Budget {
+    /// Returns all live budgets of the process with their devices, ordered by device and name.
+    pub fn all() -> Vec<(DeviceId, Self)> {
+        names::all().into_iter().map(|(device, node)| (device, Self(node))).collect()
+    }
+
     /// Returns the name.
     pub fn name(&self) -> &str {
         &self.0.settings.name

@@ -47,6 +47,12 @@ pub(crate) fn open(settings: Settings, driver: &dyn Driver) -> Result<Arc<Budget
     Ok(node)
 }
 
+/// Returns all live budgets, ordered by device and name.
+pub(crate) fn all() -> Vec<(DeviceId, Arc<BudgetNode>)> {
+    let names = NAMES.lock();
+    names.iter().filter_map(|((device, _), budget)| Some((*device, budget.upgrade()?))).collect()
+}
+
 /// Returns how many names of the device are kept.
 #[cfg(test)]
 pub(crate) fn count(device: DeviceId) -> usize {

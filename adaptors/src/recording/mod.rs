@@ -128,6 +128,10 @@ impl<R: DeviceMemoryResource> ReportsMemory for RecordingResourceAdaptor<R> {
         memory
     }
 
+    fn layer_figures(&self) -> LayerMemory {
+        LayerMemory::default()
+    }
+
     fn live_blocks(&self) -> Option<Vec<BlockInfo>> {
         Some(self.recorder.live_blocks(self.upstream.driver().device()))
     }

@@ -276,6 +276,10 @@ impl<R: DeviceMemoryResource> ReportsMemory for TrackingResourceAdaptor<R> {
         memory
     }
 
+    fn layer_figures(&self) -> LayerMemory {
+        LayerMemory::default()
+    }
+
     fn block_at(&self, ptr: DevicePtr) -> Option<BlockInfo> {
         self.tracker.ledger.find(ptr).map(|found| info(&found))
     }

@@ -21,6 +21,7 @@ const MODULES: &[&str] = &[
     "registry",
     "callback",
     "manager",
+    "metrics",
     "framework",
     "graph_pools",
     "history",

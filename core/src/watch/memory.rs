@@ -115,7 +115,7 @@ pub struct StreamMemory {
 impl StackMemory {
     /// Returns the memory of a stack now.
     pub(super) fn of(id: u64, stack: &AnyResource) -> Self {
-        let mut report = MemoryReport::of_layers(stack);
+        let mut report = MemoryReport::of_layers(stack, |layer| layer.layer_memory());
         let left_out = report.layers.iter_mut().map(|layer| shorten(&mut layer.holders));
         let (holders_left_out, map) = (left_out.sum(), stack.memory_map());
         let mut streams = map.as_ref().map(streams_of).unwrap_or_default();

@@ -166,6 +166,10 @@ impl<R: DeviceMemoryResource + Send + Sync> ReportsMemory for CaptureScopesMemor
         memory
     }
 
+    fn layer_figures(&self) -> LayerMemory {
+        LayerMemory::default()
+    }
+
     fn block_at(&self, ptr: DevicePtr) -> Option<BlockInfo> {
         let scope = self.0.scope_at(ptr)?;
         scope.memory.lock().block_at(ptr, scope.id)

@@ -11,6 +11,12 @@ impl<R: DeviceMemoryResource> ReportsMemory for PoolMemoryResource<R> {
         memory
     }
 
+    fn layer_figures(&self) -> LayerMemory {
+        let mut memory = self.central.layer_figures();
+        memory.largest_allocation = Some(self.shared.largest_block());
+        memory
+    }
+
     fn block_at(&self, ptr: DevicePtr) -> Option<BlockInfo> {
         let bytes = self.shared.block_map.find(ptr.address())?.requested();
         let mut block = BlockInfo::default();

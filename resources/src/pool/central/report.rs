@@ -28,14 +28,20 @@ impl<R: DeviceMemoryResource> Central<R> {
         MemoryMap::new(segments, Some(self.name.id))
     }
 
-    /// Returns the free memory of each stream, and the bytes that could return to the device.
+    /// Returns the figures that need no search.
+    pub(crate) fn layer_figures(&self) -> LayerMemory {
+        let mut memory = LayerMemory::default();
+        memory.statistics = Some(self.statistics());
+        memory.limit_bytes = Some(self.state.lock().heaps.maximum_bytes).filter(|bytes| *bytes != u64::MAX);
+        memory
+    }
+
+    /// Adds the free memory of each stream, and the bytes that could return to the device.
     pub(crate) fn layer_memory(&self) -> LayerMemory {
-        let statistics = self.statistics();
+        let mut memory = self.layer_figures();
+        let statistics = memory.statistics.unwrap_or_default();
         let state = self.state.lock();
         let (now, after_sync) = state.heaps.reclaimable_bytes();
-        let mut memory = LayerMemory::default();
-        memory.statistics = Some(statistics);
-        memory.limit_bytes = Some(state.heaps.maximum_bytes).filter(|bytes| *bytes != u64::MAX);
         memory.reclaimable_bytes = Some(now);
         memory.reclaimable_after_sync_bytes = Some(after_sync);
         let free = free_by_owner(&state.heaps);
