@@ -39,7 +39,9 @@ fn main() {
     copy(&built.join("libmillpond_c.so"), &root.join("millpond/libmillpond.so"));
     copy(&built.join("millpond-replay"), &root.join("millpond/millpond-replay"));
     copy(&built.join("libmillpond_run.so"), &root.join("millpond/libmillpond_run.so"));
-    for header in ["millpond.h", "millpond/millpond.hpp", "millpond/memory_resource.hpp"] {
+    for header in
+        ["millpond.h", "millpond/millpond.hpp", "millpond/memory_resource.hpp", "millpond/thrust.hpp"]
+    {
         let to = root.join("millpond/include").join(header);
         std::fs::create_dir_all(to.parent().expect("a folder")).expect("the folder can be made");
         copy(&root.join("../capi/include").join(header), &to);

@@ -4,7 +4,8 @@
 #   scripts/gpu-lane/build.sh [DIR] [--logs DIR]
 #
 # DIR (gpu-lane by default, which git ignores) then holds the test binaries with GPU tests, the replay binary,
-# the logs, the files that Numba's own tests need (from pip and the network), run.sh and a MANIFEST. Copy DIR
+# the logs, libmillpond and the example of Thrust, the files that Numba's own tests need (from pip and the
+# network), run.sh and a MANIFEST. Copy DIR
 # to the GPU machine and start run.sh there. That machine needs an NVIDIA driver, and a glibc at least as new
 # as the one named in MANIFEST, but no Rust.
 set -euo pipefail
@@ -91,6 +92,12 @@ cp plugin/examples/numba/{millpond_numba,suite}.py "$target_dir/numba/"
 # A machine with Numba and pytest may lack this package, which Numba's tests need.
 python3 -m pip install --quiet --no-deps --target "$target_dir/numba/site" "filecheck==1.0.*" ||
     echo "note: cannot get filecheck; Numba's tests run only on a machine that has it" >&2
+
+echo "== building libmillpond for Thrust"
+cargo build --release --locked -p millpond-capi
+capi/install.sh "$target_dir/thrust" "${CARGO_TARGET_DIR:-target}/release/libmillpond_c.so"
+strip "$target_dir"/thrust/lib/libmillpond.so.*.*.*
+cp capi/examples/thrust.cu "$target_dir/thrust/"
 
 cp scripts/gpu-lane/run.sh "$target_dir/run.sh"
 chmod +x "$target_dir/run.sh"

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Runs on a GPU the files that build.sh gathered next to this script.
 #
-#   ./run.sh [tests|soak|sanitizer|checked|replay|plan|numba|all]...
+#   ./run.sh [tests|soak|sanitizer|checked|replay|plan|numba|thrust|all]...
 #
 #   tests      every test that needs a GPU, except the soak
 #   soak       the soak, in which kernels write and check tags: 10^6 operations on each stack; and its canary
@@ -10,6 +10,7 @@
 #   replay     the logs through the standard stacks, on the GPU and, to compare, on the simulated device
 #   plan       the logs through the pool with and without a plan: 20 passes, then with kernels running
 #   numba      numba-cuda's own tests of memory, over millpond's plug-in
+#   thrust     the example of Thrust, with each kind of default stream; needs nvcc
 #
 # A step that fails or hangs does not stop the others; the exit code is 0 if every step passed. Output goes to
 # the folder $OUT (gpu-out by default): gpu.log, summary.tsv and the replays' tables and JSON. Environment:
@@ -147,6 +148,19 @@ numba() {
     sed 's/^/   /' "$one"
 }
 
+# Links do not always survive a copy of the folder, so the library is named by its path.
+thrust() {
+    local kind nvcc=$(command -v nvcc || echo /usr/local/cuda/bin/nvcc) library
+    library=$(realpath thrust/lib/libmillpond.so.*.*.*)
+    ln -sf "$(basename "$library")" thrust/lib/libmillpond.so.0
+    for kind in legacy per-thread; do
+        attempt "thrust, $kind: nvcc" "$nvcc" -std=c++17 -arch=native -Xlinker "-rpath=$PWD/thrust/lib" \
+            --default-stream="$kind" -I thrust/include thrust/thrust.cu -o "$out/thrust-$kind" "$library"
+        attempt "thrust, $kind" "$out/thrust-$kind"
+        sed 's/^/   /' "$one"
+    done
+}
+
 # The tables of each log go to plan.txt.
 plan() {
     local path name stacks=(--stack cuda+pool --stack "cuda+pool+plan:file=$out/log.plan")
@@ -166,8 +180,8 @@ say "$({ nvidia-smi --query-gpu=name,driver_version,memory.total,compute_cap --f
 say "$(head -n 3 MANIFEST)"
 for step in "${@:-all}"; do
     case $step in
-        tests | soak | sanitizer | checked | replay | plan | numba) "$step" ;;
-        all) tests; soak; sanitizer; replay ;;
+        tests | soak | sanitizer | checked | replay | plan | numba | thrust) "$step" ;;
+        all) tests; soak; sanitizer; replay; thrust ;;
         *) echo "unknown step '$step'; use one that the top of this script lists" >&2; exit 2 ;;
     esac
 done

@@ -43,6 +43,9 @@ class memory_resource {
 
   [[nodiscard]] millpond_resource* get() const noexcept { return stack_.get(); }
 
+  /// The stack of this resource, as millpond's other classes take it.
+  operator const millpond::stack&() const noexcept { return stack_; }
+
   void* allocate(::cuda::stream_ref stream, std::size_t bytes, std::size_t alignment = 256) {
     return stack_.allocate(bytes, raw(stream), at_least_256(alignment));
   }
@@ -76,7 +79,9 @@ class memory_resource {
   static std::size_t at_least_256(std::size_t alignment) noexcept {
     return alignment < 256 ? 256 : alignment;
   }
-  static void* raw(::cuda::stream_ref stream) noexcept { return reinterpret_cast<void*>(stream.get()); }
+  static void* raw(::cuda::stream_ref stream) noexcept {
+    return named(reinterpret_cast<void*>(stream.get()));
+  }
 
   millpond::stack stack_;
 };

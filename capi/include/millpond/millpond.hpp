@@ -65,6 +65,17 @@ inline std::string taken(char* text) {
   return text == nullptr ? std::string() : std::string(text);
 }
 
+/// The stream that a program's null means: the calling thread's own default stream if the program is compiled
+/// for per-thread default streams (nvcc --default-stream per-thread), or else the legacy default stream.
+inline void* named(void* stream) noexcept {
+#if defined(CUDA_API_PER_THREAD_DEFAULT_STREAM)
+  constexpr std::uintptr_t per_thread = 2;  // cudaStreamPerThread
+  return stream == nullptr ? reinterpret_cast<void*>(per_thread) : stream;
+#else
+  return stream;
+#endif
+}
+
 /// A device. Copies refer to the same device.
 class device {
  public:
@@ -95,6 +106,9 @@ class device {
   std::shared_ptr<millpond_device> handle_;
 };
 
+/// The default device of the process. Some versions of nvcc reject `device()` as a default argument below.
+inline device default_device() { return device(); }
+
 /// A stream that this class makes and destroys. Functions take any CUstream or cudaStream_t in its place.
 class stream {
  public:
@@ -118,7 +132,7 @@ class stream {
   void synchronize() const { check(millpond_stream_synchronize(device_.get(), handle_)); }
 
   /// Makes later work of this stream wait for the work that was submitted to another stream.
-  void wait_for(void* other) const { check(millpond_stream_wait(device_.get(), handle_, other)); }
+  void wait_for(void* other) const { check(millpond_stream_wait(device_.get(), handle_, named(other))); }
 
  private:
   millpond::device device_;
@@ -129,7 +143,7 @@ class stream {
 class stack {
  public:
   /// Builds a stack from text, such as "cuda+pool:initial=1GiB".
-  explicit stack(const char* text, const millpond::device& device = millpond::device()) : device_(device) {
+  explicit stack(const char* text, const millpond::device& device = default_device()) : device_(device) {
     millpond_resource* made = nullptr;
     check(millpond_resource_new(device.get(), text, &made));
     handle_.reset(made, millpond_resource_free);
@@ -175,13 +189,13 @@ class stack {
   /// Allocates for use on a stream. For 0 bytes, the result is a null pointer.
   [[nodiscard]] void* allocate(std::size_t bytes, void* stream = nullptr, std::size_t alignment = 0) const {
     void* ptr = nullptr;
-    check(millpond_allocate(get(), bytes, alignment, stream, &ptr));
+    check(millpond_allocate(get(), bytes, alignment, named(stream), &ptr));
     return ptr;
   }
 
   /// Frees a block in the order of a stream, with the bytes and alignment of its allocation.
   void deallocate(void* ptr, std::size_t bytes, void* stream = nullptr, std::size_t alignment = 0) const {
-    check(millpond_deallocate(get(), ptr, bytes, alignment, stream));
+    check(millpond_deallocate(get(), ptr, bytes, alignment, named(stream)));
   }
 
   /// Releases free memory to the device until the stack holds at most keep_bytes. Returns the bytes released.
@@ -227,7 +241,7 @@ class buffer {
  public:
   /// Allocates for use on a stream, which must outlive the buffer.
   buffer(const millpond::stack& stack, std::size_t bytes, void* stream = nullptr)
-      : stack_(stack), data_(stack.allocate(bytes, stream)), bytes_(bytes), stream_(stream) {}
+      : stack_(stack), data_(stack.allocate(bytes, stream)), bytes_(bytes), stream_(named(stream)) {}
   buffer(buffer&& other) noexcept
       : stack_(other.stack_),
         data_(std::exchange(other.data_, nullptr)),
@@ -251,7 +265,7 @@ class buffer {
   [[nodiscard]] const millpond::stack& stack() const noexcept { return stack_; }
 
   /// Sets the stream in whose order the memory is freed. It must already follow all work on the buffer.
-  void set_stream(void* stream) noexcept { stream_ = stream; }
+  void set_stream(void* stream) noexcept { stream_ = named(stream); }
 
   /// Copies from host memory, which must stay valid until the stream has completed the copy.
   void copy_from_host(const void* source, std::size_t bytes) {

@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::{Mutex, PoisonError};
 
 fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
@@ -115,40 +116,95 @@ fn errors_are_exceptions_where_cpp_calls() {
     );
 }
 
-/// Returns the folders with the headers of CCCL and of CUDA's runtime, from their wheels. `None` if Python or
-/// its package index is missing.
-fn cccl() -> Option<Vec<PathBuf>> {
+/// Returns the folder of CUDA's files from these wheels, in `target/FOLDER`. `None` if Python or its package
+/// index is missing.
+fn from_wheels(folder: &str, wheels: &[&str]) -> Option<PathBuf> {
     let test = std::env::current_exe().expect("a test knows its file");
-    let folder = test.ancestors().nth(3).expect("below target").join("cccl");
-    let include = folder.join("nvidia/cu13/include");
-    if !include.join("crt/host_defines.h").exists() {
-        let wheels =
-            ["nvidia-cuda-cccl==13.3.5.0.6", "nvidia-cuda-runtime==13.5.37", "nvidia-cuda-crt==13.5.37"];
+    let folder = test.ancestors().nth(3).expect("below target").join(folder);
+    // Several tests share the folder.
+    static ONE: Mutex<()> = Mutex::new(());
+    let _one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let complete = folder.join("complete");
+    if !complete.exists() {
         let mut pip = Command::new("python3");
-        pip.args(["-m", "pip", "install", "-q", "--no-deps", "--only-binary=:all:", "--target"]);
+        pip.args(["-m", "pip", "install", "-q", "--no-deps", "--only-binary=:all:", "--upgrade", "--target"]);
         if !pip.arg(&folder).args(wheels).status().is_ok_and(|status| status.success()) {
-            println!("SKIPPED: the wheels with CCCL's headers are not available");
+            println!("SKIPPED: pip cannot install {}", wheels.join(", "));
             return None;
         }
+        std::fs::write(complete, "").expect("a file");
     }
-    Some(vec![include.join("cccl"), include])
+    Some(folder.join("nvidia/cu13"))
+}
+
+const HEADERS: [&str; 3] =
+    ["nvidia-cuda-cccl==13.3.5.0.6", "nvidia-cuda-runtime==13.5.37", "nvidia-cuda-crt==13.5.37"];
+
+/// Returns compiler options for the headers of CCCL and of CUDA's runtime.
+fn cccl() -> Option<[String; 2]> {
+    let include = from_wheels("cccl", &HEADERS)?.join("include");
+    Some([include.join("cccl"), include].map(|path| format!("-isystem{}", path.display())))
+}
+
+/// Builds and runs a program over CCCL's headers, with each of these options, in C++17 and C++20.
+fn with_cccl(source: &str, options: &[&str], check: impl Fn(&str)) {
+    let Some(headers) = cccl().filter(|_| is_there("c++") && is_there("pkg-config")) else { return };
+    let prefix = tempfile::tempdir().expect("a folder");
+    installed(prefix.path());
+    for (standard, option) in [("-std=c++17", options[0]), ("-std=c++20", options[options.len() - 1])] {
+        let all = [&headers[0], &headers[1], standard, option];
+        check(&built_and_run(prefix.path(), "c++", &all, source, &[]));
+    }
 }
 
 #[test]
 fn a_pool_is_a_memory_resource_of_cccl() {
-    let Some(headers) = cccl().filter(|_| is_there("c++") && is_there("pkg-config")) else { return };
-    let prefix = tempfile::tempdir().expect("a folder");
-    installed(prefix.path());
-    for standard in ["-std=c++17", "-std=c++20"] {
-        let headers: Vec<String> = headers.iter().map(|path| format!("-isystem{}", path.display())).collect();
-        let mut options: Vec<&str> = headers.iter().map(String::as_str).collect();
-        options.push(standard);
-        let text = built_and_run(prefix.path(), "c++", &options, "memory_resource.cpp", &[]);
+    with_cccl("memory_resource.cpp", &["-O0"], |text| {
         assert!(text.starts_with("the same block: 1\nout of memory for 1PiB"), "{text}");
         assert!(
             text.contains("\n3: invalid stack: there is no layer `pol`; the layers are cuda, "),
             "{text}"
         );
+    });
+}
+
+/// The second option makes null mean the thread's own default stream.
+const DEFAULT_STREAMS: [&str; 2] = ["-O0", "-DCUDA_API_PER_THREAD_DEFAULT_STREAM"];
+
+#[test]
+fn vectors_of_thrust_live_in_a_pool() {
+    with_cccl("../tests/thrust.cpp", &DEFAULT_STREAMS, |text| {
+        assert_eq!(text, "every vector freed its memory\n");
+    });
+}
+
+#[test]
+fn policies_of_thrust_take_temporary_memory_from_a_pool() {
+    with_cccl("../tests/policies.cpp", &DEFAULT_STREAMS, |text| {
+        assert_eq!(text, "exec_policy 1, exec_policy_nosync 1\n");
+    });
+}
+
+/// On a GPU, `scripts/gpu-lane` builds and runs the example.
+#[test]
+fn nvcc_builds_the_example_of_thrust() {
+    if !millpond_testkit::size::is_thorough() {
+        println!("SKIPPED: runs with MILLPOND_THOROUGH, because nvcc is large and takes a minute");
+        return;
+    }
+    let wheels = [&HEADERS[..], &["nvidia-cuda-nvcc==13.5.37", "nvidia-nvvm==13.5.37"]].concat();
+    let Some(cuda) = from_wheels("nvcc", &wheels).filter(|_| is_there("c++") && is_there("pkg-config"))
+    else {
+        return;
+    };
+    let prefix = tempfile::tempdir().expect("a folder");
+    installed(prefix.path());
+    for option in ["--default-stream=legacy", "--default-stream=per-thread"] {
+        let mut nvcc = Command::new(cuda.join("bin/nvcc"));
+        nvcc.args(["-std=c++17", "-arch=sm_90", "-Werror=all-warnings", option]);
+        nvcc.arg(root().join("examples/thrust.cu")).arg("-L").arg(cuda.join("lib"));
+        nvcc.arg("-o").arg(prefix.path().join("thrust")).args(flags(prefix.path()));
+        output(&mut nvcc);
     }
 }
 
