@@ -259,9 +259,8 @@ fn explain_share(error: Error) -> Error {
     if let Some(cause) = error.driver_error().filter(refused) {
         return Error::new(
             ErrorKind::Unsupported,
-            "NBEP 7 uses CUDA's legacy IPC handles, which exist only for memory of cuMemAlloc: allocate the \
-             memory from a stack on `cuda` with `pages=off` pools, such as cuda+pool:pages=off (a pool with \
-             `share=fd` shares its blocks by file descriptors)",
+            "NBEP 7 uses CUDA's legacy IPC handles, which exist only for memory of cuMemAlloc; share memory \
+             that its manager allocated with cuMemAlloc",
         )
         .caused_by(cause.clone());
     }

@@ -109,6 +109,10 @@ const PATIENCE: Duration = Duration::from_secs(5);
 /// request.
 const BUILD_PATIENCE: Duration = Duration::from_millis(if cfg!(test) { 200 } else { 20_000 });
 
+/// The advice if CUDA cannot share the memory of a stack.
+const SHARED_STACKS: &str = "a stack on `cuda` with `pages=off` pools shares its memory, such as \
+                             cuda+pool:pages=off (a pool with `share=fd` shares its blocks by file descriptors)";
+
 /// A live block.
 struct Block {
     stack: AnyResource,
@@ -281,6 +285,9 @@ impl MemoryManager for MillpondMemoryManager {
     fn get_ipc_handle(&self, memory: &MemoryPointer) -> Result<IpcHandle> {
         let device = self.device()?;
         get_ipc_handle(&*device.driver, memory).map_err(|error| match device.known_stack() {
+            Some(stack) if error.kind() == ErrorKind::Unsupported => {
+                error.context(SHARED_STACKS).in_stack(stack)
+            }
             Some(stack) => error.in_stack(stack),
             None => error,
         })

@@ -89,27 +89,38 @@ pub(crate) fn pattern(bytes: usize, seed: u8) -> Vec<u8> {
     (0..bytes).map(|index| (index as u8).wrapping_mul(31).wrapping_add(seed)).collect()
 }
 
+/// Names each clause and its function.
+macro_rules! clauses {
+    ($($clause:ident),* $(,)?) => { &[$((stringify!($clause), $clause)),*] };
+}
+
+/// Every clause of the contract.
+pub(crate) const CLAUSES: &[(&str, fn(&Bench))] = clauses![
+    version_without_a_device,
+    memory_is_usable,
+    zero_bytes_own_nothing,
+    initialize_keeps_what_is_there,
+    reset_before_initialize,
+    reset_ends_all_memory,
+    stale_pointers_free_nothing,
+    pointers_outlive_their_manager,
+    finalizers_run_on_any_thread,
+    memory_info_is_the_devices,
+    too_much_is_an_error_and_no_harm,
+    deferral_nests,
+    host_memory_is_usable,
+    pins_are_lifted_at_once,
+    owners_live_as_long_as_their_pin,
+    managed_memory_has_one_address,
+    ipc_handles_carry_the_offset,
+    streams_keep_their_order,
+    a_handle_that_returns_is_another_stream,
+];
+
 /// Runs every clause.
 pub(crate) fn all(bench: &Bench) {
     assert_eq!(misuses(), 0);
-    version_without_a_device(bench);
-    memory_is_usable(bench);
-    zero_bytes_own_nothing(bench);
-    initialize_keeps_what_is_there(bench);
-    reset_before_initialize(bench);
-    reset_ends_all_memory(bench);
-    stale_pointers_free_nothing(bench);
-    pointers_outlive_their_manager(bench);
-    finalizers_run_on_any_thread(bench);
-    memory_info_is_the_devices(bench);
-    too_much_is_an_error_and_no_harm(bench);
-    deferral_nests(bench);
-    host_memory_is_usable(bench);
-    pins_are_lifted_at_once(bench);
-    owners_live_as_long_as_their_pin(bench);
-    managed_memory_has_one_address(bench);
-    ipc_handles_carry_the_offset(bench);
-    streams_keep_their_order(bench);
+    CLAUSES.iter().for_each(|(_, clause)| clause(bench));
     assert_eq!(misuses(), 0);
 }
 
@@ -441,8 +452,39 @@ pub(crate) fn streams_keep_their_order(bench: &Bench) {
     }
 }
 
+/// CUDA gives the handle of a destroyed stream to a new stream. The old stream's work still runs.
+pub(crate) fn a_handle_that_returns_is_another_stream(bench: &Bench) {
+    const BYTES: u64 = 8 * MIB;
+    let (manager, driver) = (bench.manager(), &bench.driver);
+    let fill = |ptr, value, stream| {
+        // SAFETY: this is memory of that length, and no other code uses it until the wait for the device.
+        unsafe { driver.memset_d8_async(ptr, value, BYTES, stream).unwrap() };
+    };
+    let old = driver.stream_create(StreamFlags::NON_BLOCKING).unwrap();
+    with_stream(old, || {
+        let memory = manager.memalloc(BYTES).unwrap();
+        for _ in 0..8 {
+            fill(memory.device_pointer(), 1, old);
+        }
+    });
+    // SAFETY: the test does not name the stream again; its work still runs.
+    unsafe { driver.stream_destroy(old).unwrap() };
+    let new = driver.stream_create(StreamFlags::NON_BLOCKING).unwrap();
+    if driver.device().is_sim() {
+        assert_eq!(new.handle(), old.handle());
+    }
+    let next = with_stream(new, || manager.memalloc(BYTES).unwrap());
+    fill(next.device_pointer(), 2, new);
+    driver.synchronize().unwrap();
+    assert!(read(driver, next.device_pointer(), BYTES as usize).iter().all(|byte| *byte == 2));
+    drop(next);
+    // SAFETY: the test does not name the stream again.
+    unsafe { driver.stream_destroy(new).unwrap() };
+}
+
 pub(crate) fn ipc_handles_carry_the_offset(bench: &Bench) {
     let manager = bench.manager();
+    drop(manager.memalloc(8 * MIB).unwrap()); // a pool cuts the blocks below from this memory
     let first = manager.memalloc(3 * MIB).unwrap();
     let memory = manager.memalloc(MIB).unwrap();
     for (pointer, inside) in [(&first, 0), (&memory, 0), (&memory.view(512..1024).unwrap(), 512)] {

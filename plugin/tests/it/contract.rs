@@ -10,6 +10,11 @@ use millpond_plugin::{HostAllocFlags, IpcHandle};
 use millpond_testkit::hooked::HookedDriver;
 
 use crate::common::{self, Bench, MIB, pattern, read, write};
+use crate::{cupy, cupy_pool};
+
+/// Managers whose memory can be shared with other processes: over our pool, and over CuPy's.
+const SHARING: [fn(DriverHandle) -> Bench; 2] =
+    [|driver| Bench::stack(driver, "cuda+pool:initial=8MiB,pages=off"), cupy_pool::bench];
 
 /// Runs every clause on a new device and checks that nothing is left on it.
 fn check(bench: impl FnOnce(DriverHandle) -> Bench) {
@@ -44,18 +49,31 @@ fn binning_keeps_the_contract() {
     check(|driver| Bench::stack(driver, "cuda+pool:pages=off+binning"));
 }
 
+#[test]
+fn a_manager_over_cupys_pool_keeps_the_contract() {
+    check(cupy_pool::bench);
+}
+
 /// The simulated device opens its own handles at another address, as another process would.
 #[test]
 fn shared_memory_is_opened_at_its_offset_and_closed_once() {
+    SHARING.into_iter().for_each(shared_memory_is_opened);
+}
+
+fn shared_memory_is_opened(make: fn(DriverHandle) -> Bench) {
     let device = SimDevice::new(SimConfig::with_capacity(256 * MIB));
     let driver: DriverHandle = Arc::<SimDevice>::clone(&device);
-    let bench = Bench::stack(Arc::clone(&driver), "cuda+pool:initial=8MiB,pages=off");
+    let bench = make(Arc::clone(&driver));
     let manager = bench.manager();
+    drop(manager.memalloc(8 * MIB).unwrap()); // both blocks are cut from this memory
     let _before = manager.memalloc(MIB).unwrap();
     let memory = manager.memalloc(MIB).unwrap().view(1000..5000).unwrap();
     write(&driver, memory.device_pointer(), &pattern(4000, 1));
 
-    let bytes = manager.get_ipc_handle(&memory).unwrap().to_bytes();
+    let shared = manager.get_ipc_handle(&memory).unwrap();
+    assert_eq!(shared.offset(), MIB + 1000);
+    let bytes = shared.to_bytes();
+    drop(shared);
     let mut handle = IpcHandle::from_bytes(&bytes).unwrap();
     let opened = handle.open(&driver).unwrap();
     assert_ne!(opened.device_pointer(), memory.device_pointer());
@@ -87,14 +105,19 @@ fn shared_memory_is_opened_at_its_offset_and_closed_once() {
 /// A device that cannot access the memory gets a copy in its own manager's memory.
 #[test]
 fn shared_memory_is_copied_to_another_device_and_the_mapping_ends() {
+    SHARING.into_iter().for_each(shared_memory_is_copied);
+}
+
+fn shared_memory_is_copied(make: fn(DriverHandle) -> Bench) {
     let machine = SimMachine::new();
     let config = || SimConfig::with_capacity(256 * MIB);
     let first = machine.add_device(config().without_peer_access());
     let second = machine.add_device(config());
     let [driver, other]: [DriverHandle; 2] = [first.clone(), second.clone()];
-    let bench = Bench::stack(Arc::clone(&driver), "cuda+pool:pages=off");
-    let theirs = Bench::stack(Arc::clone(&other), "cuda+pool");
+    let bench = make(Arc::clone(&driver));
+    let theirs = make(Arc::clone(&other));
     let (manager, copies) = (bench.manager(), theirs.manager());
+    drop(manager.memalloc(8 * MIB).unwrap()); // a pool keeps this memory, and needs no more below
     let memory = manager.memalloc(MIB).unwrap().view(1000..5000).unwrap();
     write(&driver, memory.device_pointer(), &pattern(4000, 1));
     let bytes = manager.get_ipc_handle(&memory).unwrap().to_bytes();
@@ -128,11 +151,15 @@ fn shared_memory_is_copied_to_another_device_and_the_mapping_ends() {
 /// In `with_stream`, the copy gets a block that the stream may still write to, in the stream's order.
 #[test]
 fn a_staged_copy_comes_after_the_work_of_the_stream_that_it_is_for() {
+    SHARING.into_iter().for_each(a_staged_copy_comes_after);
+}
+
+fn a_staged_copy_comes_after(make: fn(DriverHandle) -> Bench) {
     let machine = SimMachine::new();
     let [first, second] = [(); 2].map(|()| machine.add_device(SimConfig::with_capacity(256 * MIB)));
     let [driver, other]: [DriverHandle; 2] = [first.clone(), second.clone()];
-    let bench = Bench::stack(Arc::clone(&driver), "cuda+pool:pages=off");
-    let theirs = Bench::stack(Arc::clone(&other), "cuda+pool");
+    let bench = make(Arc::clone(&driver));
+    let theirs = make(Arc::clone(&other));
     let (manager, copies) = (bench.manager(), theirs.manager());
     let memory = manager.memalloc(MIB).unwrap();
     write(&driver, memory.device_pointer(), &pattern(MIB as usize, 1));
@@ -156,10 +183,11 @@ fn a_staged_copy_comes_after_the_work_of_the_stream_that_it_is_for() {
 /// Work on the legacy default stream would end the capture of a blocking stream.
 #[test]
 fn a_staged_copy_leaves_captures_alone() {
-    for flags in [StreamFlags::default(), StreamFlags::NON_BLOCKING] {
+    let flags = [StreamFlags::default(), StreamFlags::NON_BLOCKING];
+    for (make, flags) in SHARING.into_iter().flat_map(|make| flags.map(|flags| (make, flags))) {
         let device = SimDevice::new(SimConfig::with_capacity(256 * MIB));
         let driver: DriverHandle = device.clone();
-        let bench = Bench::stack(Arc::clone(&driver), "cuda+pool:pages=off");
+        let bench = make(Arc::clone(&driver));
         let manager = bench.manager();
         let memory = manager.memalloc(4000).unwrap();
         write(&driver, memory.device_pointer(), &pattern(4000, 1));
@@ -177,25 +205,35 @@ fn a_staged_copy_leaves_captures_alone() {
 
 #[test]
 fn mapped_memory_is_refused_where_the_device_cannot_map_it() {
-    let driver = HookedDriver::new(SimDevice::new(SimConfig::with_capacity(256 * MIB)));
-    let bench = Bench::cuda(driver.clone());
-    let mapped = HostAllocFlags::default().mapped(true);
-    drop(bench.manager().memhostalloc(4096, mapped).unwrap());
-    driver.map_no_host_memory();
-    let error = bench.manager().memhostalloc(4096, mapped).unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::Unsupported);
-    assert!(error.to_string().contains("CAN_MAP_HOST_MEMORY"), "{error}");
-    drop(bench.manager().memhostalloc(4096, HostAllocFlags::default()).unwrap());
+    for make in [Bench::cuda, cupy_pool::bench] {
+        let driver = HookedDriver::new(SimDevice::new(SimConfig::with_capacity(256 * MIB)));
+        let bench = make(driver.clone());
+        let mapped = HostAllocFlags::default().mapped(true);
+        drop(bench.manager().memhostalloc(4096, mapped).unwrap());
+        driver.map_no_host_memory();
+        let error = bench.manager().memhostalloc(4096, mapped).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unsupported);
+        assert!(error.to_string().contains("CAN_MAP_HOST_MEMORY"), "{error}");
+        drop(bench.manager().memhostalloc(4096, HostAllocFlags::default()).unwrap());
+    }
 }
 
+/// Managed memory cannot be shared. The advice fits the manager: only ours has a stack.
 #[test]
 fn memory_that_cannot_be_shared_says_so() {
-    let device = SimDevice::new(SimConfig::with_capacity(256 * MIB));
-    let bench = Bench::stack(Arc::<SimDevice>::clone(&device), "managed");
-    let manager = bench.manager();
-    let memory = manager.memalloc(MIB).unwrap();
-    let error = manager.get_ipc_handle(&memory).unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::Unsupported);
-    assert!(error.to_string().contains("cuMemAlloc"), "{error}");
-    assert_eq!(error.device(), Some(device.device()));
+    let managed = |driver: DriverHandle| {
+        let pool = cupy_pool::StandIn::new(&driver, |driver, bytes| driver.mem_alloc_managed(bytes));
+        cupy::bench(driver, pool)
+    };
+    for (make, has_stack) in [(managed as fn(_) -> _, false), (|driver| Bench::stack(driver, "managed"), true)] {
+        let device = SimDevice::new(SimConfig::with_capacity(256 * MIB));
+        let bench = make(Arc::<SimDevice>::clone(&device));
+        let manager = bench.manager();
+        let memory = manager.memalloc(MIB).unwrap();
+        let error = manager.get_ipc_handle(&memory).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unsupported);
+        assert!(error.to_string().contains("cuMemAlloc"), "{error}");
+        assert_eq!(error.to_string().contains("pages=off"), has_stack, "{error}");
+        assert_eq!(error.device(), Some(device.device()));
+    }
 }

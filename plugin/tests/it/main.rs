@@ -4,6 +4,8 @@ mod common;
 
 mod contract;
 mod cuda_manager;
+mod cupy;
+mod cupy_pool;
 mod gpu;
 mod ipc_stacks;
 mod millpond_manager;

@@ -15,6 +15,8 @@ use millpond_plugin::{
 };
 use millpond_resources::CudaMemoryResource;
 
+use crate::cupy_pool;
+
 /// A call that takes longer than this hangs.
 const WATCHDOG: Duration = Duration::from_secs(60);
 
@@ -71,7 +73,12 @@ fn over_plain(driver: Option<DriverHandle>) -> Arc<dyn MemoryManager> {
 fn code_that_the_driver_calls_may_use_the_manager() {
     let over_cuda: fn(Option<DriverHandle>) -> Arc<dyn MemoryManager> =
         |driver| Arc::new(CudaMemoryManager::new(driver));
-    for (name, make) in [("over a stack", over_plain as fn(_) -> _), ("over CUDA", over_cuda)] {
+    let over_cupy: fn(Option<DriverHandle>) -> Arc<dyn MemoryManager> = |driver| {
+        let bench = cupy_pool::bench(driver.unwrap());
+        (bench.factory)(Some(bench.driver)).unwrap()
+    };
+    let makes = [("over a stack", over_plain as fn(_) -> _), ("over CUDA", over_cuda), ("over CuPy", over_cupy)];
+    for (name, make) in makes {
         let device = SimDevice::new(SimConfig::with_capacity(256 << 20));
         let manager = make(Some(Arc::<SimDevice>::clone(&device) as DriverHandle));
         let (weak, calls) = (Arc::downgrade(&manager), Arc::new(AtomicU64::new(0)));

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use millpond_core::driver::HostPtr;
 use millpond_core::stack::{LayerTable, StackSpec};
-use millpond_core::{DeviceMemoryResource, DeviceMemoryResourceExt, Driver, DriverHandle};
+use millpond_core::{DeviceMemoryResource, DeviceMemoryResourceExt, Driver, DriverHandle, ErrorKind, StreamRef};
 use millpond_driver::sim::{SimConfig, SimDevice};
 use millpond_plugin::{
     CudaMemoryManager, HostAllocFlags, ManagerRegistry, MemoryManager, MemoryPointer, MillpondMemoryManager,
@@ -14,6 +14,8 @@ use millpond_plugin::{
 use millpond_resources::{CallbackMemoryResource, CudaMemoryResource, PoolLayer};
 use millpond_testkit::hooked::HookedDriver;
 use parking_lot::Mutex;
+
+use crate::cupy_pool;
 
 const MIB: u64 = 1 << 20;
 
@@ -69,7 +71,7 @@ fn issue_9_managers_go_on_in_the_new_context() {
                 assert!(new.is_live(), "{label}");
                 // SAFETY: the memory belongs to the new context.
                 unsafe {
-                    now.memset_d8_async(new.device_pointer(), 7, 3 * MIB, millpond_core::StreamRef::LEGACY)
+                    now.memset_d8_async(new.device_pointer(), 7, 3 * MIB, StreamRef::LEGACY)
                 }
                 .unwrap();
                 assert!(manager.get_memory_info().unwrap().free > 0, "{label}");
@@ -97,6 +99,31 @@ fn issue_9_a_registrys_manager_goes_on_in_the_new_context() {
     }
     drop(registry);
     assert_eq!((device.live_allocations(), device.live_bytes()), (0, 0));
+    assert_eq!(device.violations(), []);
+}
+
+/// CuPy's pool cannot forget lost memory. So the manager goes on only if it was told before the reset.
+#[test]
+fn a_manager_over_cupys_pool_goes_on_if_it_was_reset_first() {
+    let device = SimDevice::new(SimConfig::h200());
+    let bench = cupy_pool::bench(Arc::<SimDevice>::clone(&device));
+    let manager = bench.manager();
+    for _ in 0..3 {
+        let old = manager.memalloc(3 * MIB).unwrap();
+        manager.reset();
+        device.open_again().reset_context();
+        let new = manager.memalloc(3 * MIB).unwrap();
+        drop(old);
+        assert!(new.is_live());
+        // SAFETY: the memory belongs to the new context.
+        unsafe { device.open_again().memset_d8_async(new.device_pointer(), 7, 3 * MIB, StreamRef::LEGACY) }
+            .unwrap();
+        drop(new);
+    }
+    device.open_again().reset_context();
+    let error = manager.memalloc(3 * MIB).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Poisoned);
+    assert!(error.to_string().contains("context was reset"), "{error}");
     assert_eq!(device.violations(), []);
 }
 
