@@ -40,7 +40,9 @@ impl cupy::Pool for Functions {
         match (self.malloc)(bytes, stream.handle(), &raw mut block) {
             0 => Ok(Some((block[0], DevicePtr::new(block[1])))),
             1 => Ok(None),
-            _ => Err(Error::new(ErrorKind::Driver, "CuPy failed to allocate; its exception is printed above")),
+            _ => {
+                Err(Error::new(ErrorKind::Driver, "CuPy failed to allocate; its exception is printed above"))
+            }
         }
     }
 

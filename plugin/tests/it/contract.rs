@@ -225,7 +225,9 @@ fn memory_that_cannot_be_shared_says_so() {
         let pool = cupy_pool::StandIn::new(&driver, |driver, bytes| driver.mem_alloc_managed(bytes));
         cupy::bench(driver, pool)
     };
-    for (make, has_stack) in [(managed as fn(_) -> _, false), (|driver| Bench::stack(driver, "managed"), true)] {
+    for (make, has_stack) in
+        [(managed as fn(_) -> _, false), (|driver| Bench::stack(driver, "managed"), true)]
+    {
         let device = SimDevice::new(SimConfig::with_capacity(256 * MIB));
         let bench = make(Arc::<SimDevice>::clone(&device));
         let manager = bench.manager();

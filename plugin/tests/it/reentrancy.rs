@@ -77,7 +77,8 @@ fn code_that_the_driver_calls_may_use_the_manager() {
         let bench = cupy_pool::bench(driver.unwrap());
         (bench.factory)(Some(bench.driver)).unwrap()
     };
-    let makes = [("over a stack", over_plain as fn(_) -> _), ("over CUDA", over_cuda), ("over CuPy", over_cupy)];
+    let makes =
+        [("over a stack", over_plain as fn(_) -> _), ("over CUDA", over_cuda), ("over CuPy", over_cupy)];
     for (name, make) in makes {
         let device = SimDevice::new(SimConfig::with_capacity(256 << 20));
         let manager = make(Some(Arc::<SimDevice>::clone(&device) as DriverHandle));

@@ -6,7 +6,9 @@ use std::time::Duration;
 
 use millpond_core::driver::HostPtr;
 use millpond_core::stack::{LayerTable, StackSpec};
-use millpond_core::{DeviceMemoryResource, DeviceMemoryResourceExt, Driver, DriverHandle, ErrorKind, StreamRef};
+use millpond_core::{
+    DeviceMemoryResource, DeviceMemoryResourceExt, Driver, DriverHandle, ErrorKind, StreamRef,
+};
 use millpond_driver::sim::{SimConfig, SimDevice};
 use millpond_plugin::{
     CudaMemoryManager, HostAllocFlags, ManagerRegistry, MemoryManager, MemoryPointer, MillpondMemoryManager,
@@ -70,10 +72,7 @@ fn issue_9_managers_go_on_in_the_new_context() {
                 drop((old, dropped_later, managed, pinned, pin));
                 assert!(new.is_live(), "{label}");
                 // SAFETY: the memory belongs to the new context.
-                unsafe {
-                    now.memset_d8_async(new.device_pointer(), 7, 3 * MIB, StreamRef::LEGACY)
-                }
-                .unwrap();
+                unsafe { now.memset_d8_async(new.device_pointer(), 7, 3 * MIB, StreamRef::LEGACY) }.unwrap();
                 assert!(manager.get_memory_info().unwrap().free > 0, "{label}");
                 drop(new);
                 drop(own);
