@@ -21,8 +21,8 @@ pub trait PoolBelow {
     fn release_unused(&self, keep_bytes: u64, stream: StreamRef) -> Result<u64>;
 }
 
-/// Gives the resources below a layer that [`upstream`](crate::DeviceMemoryResource::upstream) does not give. An
-/// upper layer finds this trait with [`Stack::with`].
+/// Gives the resources below a layer that [`upstream`](crate::DeviceMemoryResource::upstream) does not give.
+/// An upper layer finds this trait with [`Stack::with`].
 pub trait OthersBelow {
     /// Returns the stacks of these resources, in no certain order.
     fn others_below(&self) -> Vec<Stack<'_>>;

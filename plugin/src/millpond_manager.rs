@@ -111,7 +111,8 @@ const BUILD_PATIENCE: Duration = Duration::from_millis(if cfg!(test) { 200 } els
 
 /// The advice if CUDA cannot share the memory of a stack.
 const SHARED_STACKS: &str = "a stack on `cuda` with `pages=off` pools shares its memory, such as \
-                             cuda+pool:pages=off (a pool with `share=fd` shares its blocks by file descriptors)";
+                             cuda+pool:pages=off (a pool with `share=fd` shares blocks by file \
+                             descriptors)";
 
 /// A live block.
 struct Block {

@@ -21,6 +21,7 @@ from ._native import (
     Device,
     Resource,
     Stream,
+    budget_on_call_back,
     build_layer_file,
     default_resource,
     layer_below,
@@ -1004,7 +1005,7 @@ class BudgetResourceAdaptor(LimitingResourceAdaptor):
         """
         if callback is not None:
             _arguments.function(callback, "callback")
-        self._budget_on_call_back(callback)
+        budget_on_call_back(self, callback)
 
 
 def _device_file(name: FilePath, device: Device) -> str:

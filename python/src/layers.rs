@@ -5,10 +5,11 @@ use std::ptr::null_mut;
 
 use pyo3::prelude::*;
 
-use crate::api::{api, c_argument, take_bytes, take_text};
+use crate::api::{CallBackFunction, api, c_argument, take_bytes, take_text};
 use crate::error::{Failure, check};
+use crate::functions::{call_back, context_of, end_functions};
 use crate::handle::ResourceHandle;
-use crate::resource::{Resource, on};
+use crate::resource::{Resource, Sendable, on};
 
 /// Builds `made` from the text of layers, on top of a resource. The option `key` of the outermost layer gets
 /// the file `path`.
@@ -86,6 +87,23 @@ pub(crate) fn layer_table() -> PyResult<String> {
     // SAFETY: the result may be written.
     check(unsafe { (api().layers_json)(&raw mut layers) })?;
     Ok(take_text(layers))
+}
+
+/// Sets the function that frees memory of the stack's outermost budget. `None` removes it.
+#[pyfunction]
+pub(crate) fn budget_on_call_back(
+    py: Python<'_>,
+    resource: &Bound<'_, Resource>,
+    function: Option<Py<PyAny>>,
+) -> PyResult<()> {
+    let handle = resource.get().handle()?;
+    let call = function.is_some().then_some(call_back as CallBackFunction);
+    let context = Sendable(context_of(Vec::from_iter(function)));
+    py.detach(|| {
+        // SAFETY: the handle is live, and the function has this type. The library calls `end_functions` last.
+        check(unsafe { (api().budget_on_call_back)(handle.raw, call, context.get(), end_functions) })
+    })?;
+    Ok(())
 }
 
 /// Reads a size from text. Returns a number of bytes, and a percentage of the free memory; one of them is 0.

@@ -72,6 +72,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(layers::log_file, module)?)?;
     module.add_function(wrap_pyfunction!(layers::layer_bins, module)?)?;
     module.add_function(wrap_pyfunction!(layers::parse_size, module)?)?;
+    module.add_function(wrap_pyfunction!(layers::budget_on_call_back, module)?)?;
     module.add_function(wrap_pyfunction!(memory_pool::graph_memory, module)?)?;
     module.add_function(wrap_pyfunction!(memory_pool::graph_memory_reset_highs, module)?)?;
     module.add_function(wrap_pyfunction!(memory_pool::graph_memory_trim, module)?)?;

@@ -9,11 +9,11 @@ use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
 
-use crate::api::{CallBackFunction, Counters, Raw, Statistics, api, c_argument, take_text};
+use crate::api::{Counters, Raw, Statistics, api, c_argument, take_text};
 use crate::arguments::{RESOURCE, alignment, instance, keep_bytes, nbytes, ptr};
 use crate::device::{Device, DeviceHandle, StreamArgument, StreamHandle};
 use crate::error::{Failure, check, raise_interrupt};
-use crate::functions::{call_allocate, call_back, call_deallocate, call_failure, context_of, end_functions};
+use crate::functions::{call_allocate, call_deallocate, call_failure, context_of, end_functions};
 use crate::handle::{Below, Owned, ResourceHandle, take_recent_default};
 
 /// A memory resource: a stack of layers over the memory of one device.
@@ -80,7 +80,7 @@ pub(crate) fn on(upstream: &Arc<ResourceHandle>) -> Below {
 }
 
 /// A handle that a closure without the GIL uses.
-struct Sendable<T>(T);
+pub(crate) struct Sendable<T>(pub(crate) T);
 // SAFETY: it wraps handles and pointers that the caller keeps alive; the library is thread-safe.
 unsafe impl<T> Send for Sendable<T> {}
 // SAFETY: as above.
@@ -93,7 +93,7 @@ impl<T> Sendable<Vec<T>> {
 }
 
 impl<T: Copy> Sendable<T> {
-    fn get(&self) -> T {
+    pub(crate) fn get(&self) -> T {
         self.0
     }
 }
@@ -222,17 +222,6 @@ impl Resource {
         // SAFETY: as above.
         self.build(py, below, |made| unsafe {
             (api().resource_failure_callback)(upstream.raw, call_failure, context.get(), end_functions, made)
-        })
-    }
-
-    /// Sets the function that frees memory of the stack's outermost budget. `None` removes it.
-    fn _budget_on_call_back(&self, py: Python<'_>, function: Option<Py<PyAny>>) -> PyResult<()> {
-        let call = function.is_some().then_some(call_back as CallBackFunction);
-        let context = Sendable(context_of(Vec::from_iter(function)));
-        self.call(py, |handle| {
-            // SAFETY: the handle is live, and the function has this type. The library calls `end_functions`
-            // last.
-            unsafe { (api().budget_on_call_back)(handle.raw, call, context.get(), end_functions) }
         })
     }
 

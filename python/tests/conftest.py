@@ -14,7 +14,7 @@ import millpond
 @pytest.fixture(autouse=True)
 def _initial_default():
     millpond.mr.reset_per_device_resource(None)
-    gc.freeze()  # so that the collection below looks only at what the test made
+    gc.freeze()  # so that the collection below sees only the objects of the test
     yield
     millpond.disable_logging()
     millpond.mr.reset_per_device_resource(None)

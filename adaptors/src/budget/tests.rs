@@ -233,14 +233,14 @@ fn budgets_that_make_no_sense_are_refused() {
     wrong(job.layer(below("b")), &["a layer below already charges the budget `job`", "`b` would count"]);
     wrong(house.tenant(layer("left").parent("job")).layer(layer("right").parent("job")), &["`right` would"]);
     wrong(house.tenant(below("low")).layer(layer("job")), &["the budget `low` of the same tree"]);
-    // Also if the layer is beside the upstream.
-    let beside = || house.tenant(layer("beside").parent("job")).into_any();
-    let both = Arc::clone(&house.upstream).layer(crate::FallbackLayer::new(beside())).unwrap();
-    wrong(both.layer(layer("right").parent("job")), &["the budget `beside` of the same tree"]);
-    let bins = millpond_resources::BinningLayer::new().add_bin_with(MIB, beside());
+    // Also if the layer is in another branch.
+    let other = || house.tenant(layer("other").parent("job")).into_any();
+    let both = Arc::clone(&house.upstream).layer(crate::FallbackLayer::new(other())).unwrap();
+    wrong(both.layer(layer("right").parent("job")), &["the budget `other` of the same tree"]);
+    let bins = millpond_resources::BinningLayer::new().add_bin_with(MIB, other());
     let bins = Arc::clone(&house.upstream).layer(bins).unwrap();
     let far = Arc::clone(&house.upstream).layer(crate::FallbackLayer::new(bins.into_any())).unwrap();
-    wrong(far.layer(layer("right").parent("job")), &["the budget `beside` of the same tree"]);
+    wrong(far.layer(layer("right").parent("job")), &["the budget `other` of the same tree"]);
     // A refused budget leaves its guarantee to others.
     house.budget(layer("b").parent("job").guaranteed(2 * MIB));
     let other = House::new();

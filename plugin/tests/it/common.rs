@@ -94,8 +94,11 @@ macro_rules! clauses {
     ($($clause:ident),* $(,)?) => { &[$((stringify!($clause), $clause)),*] };
 }
 
+/// A clause's name and function.
+pub(crate) type Clause = (&'static str, fn(&Bench));
+
 /// Every clause of the contract.
-pub(crate) const CLAUSES: &[(&str, fn(&Bench))] = clauses![
+pub(crate) const CLAUSES: &[Clause] = clauses![
     version_without_a_device,
     memory_is_usable,
     zero_bytes_own_nothing,

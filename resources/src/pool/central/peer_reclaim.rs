@@ -156,7 +156,7 @@ mod tests {
         }
     }
 
-    /// The next pool is asked only for what the pools before it did not release.
+    /// The next pool is asked only for bytes that the earlier pools did not release.
     #[test]
     fn other_pools_release_no_more_than_is_missing() {
         let device = SimDevice::new(SimConfig::with_capacity(256 * MIB));
