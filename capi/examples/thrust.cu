@@ -7,6 +7,7 @@
 #include <thrust/functional.h>
 #include <thrust/host_vector.h>
 #include <thrust/iterator/counting_iterator.h>
+#include <thrust/iterator/transform_iterator.h>
 #include <thrust/logical.h>
 #include <thrust/reduce.h>
 #include <thrust/scan.h>
@@ -36,6 +37,11 @@ struct scrambled {
   }
 };
 
+// Thrust sums in the type of its input, and the sums need 64 bits.
+struct widened {
+  __host__ __device__ long long operator()(int value) const { return value; }
+};
+
 struct is_index {
   const int* values;
   __device__ bool operator()(int index) const { return values[index] == index; }
@@ -56,7 +62,8 @@ static void algorithms(const millpond::stack& stack, cudaStream_t stream) {
   expect(thrust::all_of(policy, indices, indices + count, check), "sort");
   const long long sum = thrust::reduce(policy, values.begin(), values.end(), 0LL, thrust::plus<long long>());
   expect(sum == static_cast<long long>(count) * (count - 1) / 2, "reduce");
-  thrust::inclusive_scan(policy, values.begin(), values.end(), sums.begin(), thrust::plus<long long>());
+  const auto wide = thrust::make_transform_iterator(values.begin(), widened{});
+  thrust::inclusive_scan(policy, wide, wide + count, sums.begin(), thrust::plus<long long>());
   cudaStreamSynchronize(stream);
   const thrust::host_vector<long long> host(sums);
   bool is_right = true;
