@@ -77,6 +77,8 @@ pub(crate) fn peel(mut resource: &dyn DeviceMemoryResource) -> &dyn DeviceMemory
         let any: &dyn Any = resource;
         if let Some(inner) = any.downcast_ref::<AnyResource>() {
             resource = &**inner;
+        } else if let Some(inner) = any.downcast_ref::<Arc<AnyResource>>() {
+            resource = &***inner;
         } else if let Some(inner) = any.downcast_ref::<Arc<dyn DeviceMemoryResource>>() {
             resource = &**inner;
         } else if let Some(inner) = any.downcast_ref::<Box<dyn DeviceMemoryResource>>() {

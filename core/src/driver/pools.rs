@@ -198,6 +198,14 @@ pub enum MemPoolAttribute {
     HwDecompressEnabled,
 }
 
+impl MemPoolAttribute {
+    /// Returns whether the attribute counts memory. The driver does not count the memory of imported pools.
+    pub const fn is_count(self) -> bool {
+        use MemPoolAttribute::{ReservedMemCurrent, ReservedMemHigh, UsedMemCurrent, UsedMemHigh};
+        matches!(self, ReservedMemCurrent | ReservedMemHigh | UsedMemCurrent | UsedMemHigh)
+    }
+}
+
 /// A count of the memory that the device's graphs allocate in their own nodes (`CUgraphMem_attribute`). The
 /// pools do not count this memory. All counts are in bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]

@@ -302,10 +302,11 @@ mod shared {
         assert_ne!(there, ptr);
         assert_eq!(device.pointer_mem_pool(there), Ok(Some(imported)));
         device.launch(t, &[Access::check(there, MIB, 5)]);
-        assert_eq!(get(&device, imported, MemPoolAttribute::UsedMemCurrent), MIB);
         free(&device, there, t);
         device.stream_synchronize(t).unwrap();
-        assert_eq!(get(&device, imported, MemPoolAttribute::ReservedMemCurrent), 0);
+        for count in [MemPoolAttribute::UsedMemCurrent, MemPoolAttribute::ReservedMemHigh] {
+            assert_eq!(code(device.mem_pool_get_attribute(imported, count)), DriverError::INVALID_VALUE);
+        }
         free(&device, ptr, s);
         for pool in [pool, imported] {
             destroy(&device, pool);

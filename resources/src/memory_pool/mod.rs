@@ -393,9 +393,11 @@ impl MemoryPool {
         Ok(MemoryInfo { free: free.min(total), total })
     }
 
-    /// CUDA refuses to tell the attributes of an imported pool (driver 580, two H200s, 2026-11-27).
+    /// CUDA does not count the memory of an imported pool (driver 580, two H200s, 2026-11-27).
     fn get(&self, attribute: MemPoolAttribute) -> Result<u64> {
-        self.refuse_import("tell its attributes")?;
+        if attribute.is_count() {
+            self.refuse_import("count its memory")?;
+        }
         self.call(|driver| driver.mem_pool_get_attribute(self.raw(), attribute))
     }
 

@@ -20,15 +20,12 @@
 //! each launch. So a block that was allocated or freed on a capturing stream stays registered when it is
 //! freed. It ends when a new block takes its address, or with its heap.
 
-use std::any::Any;
 use std::collections::BTreeMap;
 use std::iter;
-use std::sync::{Arc, LazyLock};
+use std::sync::LazyLock;
 
 use millpond_core::driver::{Driver, call, is_capturing};
-use millpond_core::{
-    AnyResource, DeviceId, DeviceMemoryResource, DevicePtr, StreamRef, downcast, find_trait,
-};
+use millpond_core::{DeviceId, DeviceMemoryResource, DevicePtr, StreamRef, downcast, find_trait};
 use millpond_driver::nvtx::{CheckedHeap, MemoryChecker};
 use parking_lot::Mutex;
 
@@ -65,6 +62,8 @@ struct Heap {
 
 struct Block {
     bytes: u64,
+    /// The pool that serves it.
+    pool: u64,
     /// The addresses of its regions: one in each heap that it lies in.
     regions: Vec<u64>,
     /// Whether a captured graph may use it.
@@ -80,9 +79,6 @@ impl Checked {
         let is_known = downcast::<CudaMemoryResource>(base).is_some()
             || downcast::<ManagedMemoryResource>(base).is_some()
             || downcast::<PinnedHostMemoryResource>(base).is_some();
-        // The bins of `binning` share a handle to a handle.
-        let any: &dyn Any = upstream;
-        let upstream = any.downcast_ref::<Arc<AnyResource>>().map_or(upstream, |shared| &***shared);
         let takes_allocations = is_known && find_trait::<dyn Pool>(upstream).is_none();
         Some(Self { checker, device, takes_allocations, pool })
     }
@@ -124,7 +120,7 @@ impl Checked {
             let parts = known.parts(ptr.address(), bytes);
             if !parts.is_empty() {
                 let regions = parts.iter().map(|(_, address, _)| *address).collect();
-                known.blocks.insert(ptr.address(), Block { bytes, regions, is_captured });
+                known.blocks.insert(ptr.address(), Block { bytes, pool: self.pool, regions, is_captured });
             }
             parts
         };
@@ -136,11 +132,13 @@ impl Checked {
     /// Notes that a block is about to be freed. A free of no such block changes nothing: the pool refuses it.
     pub(crate) fn freed(&self, driver: &dyn Driver, ptr: DevicePtr, bytes: u64, stream: StreamRef) {
         let is_captured = is_captured(driver, stream);
-        let is_last_use = KNOWN.lock().blocks.get_mut(&ptr.address()).is_some_and(|block| {
-            block.is_captured |= is_captured && block.bytes == bytes;
-            block.bytes == bytes && !block.is_captured
-        });
-        if is_last_use {
+        let is_last_use = |block: &mut Block| {
+            let is_own = (block.bytes, block.pool) == (bytes, self.pool);
+            block.is_captured |= is_captured && is_own;
+            is_own && !block.is_captured
+        };
+        let is_known = KNOWN.lock().blocks.get_mut(&ptr.address()).is_some_and(is_last_use);
+        if is_known {
             self.end_of_blocks(ptr.address(), 1);
         }
     }

@@ -312,6 +312,7 @@ mod shared {
         let calls = device.driver_calls();
         for (what, answer) in [
             ("allocate", CudaAsyncViewMemoryResource::new(imported.clone()).map(drop)),
+            ("count its memory", imported.used_bytes().map(drop)),
             ("have a release threshold", imported.set_release_threshold(0)),
             ("be trimmed", imported.trim(0).map(drop)),
             ("be a device's current pool", imported.set_current()),

@@ -119,6 +119,22 @@ const STACKS: [&str; 9] = [
 ];
 
 #[test]
+fn a_free_in_a_pool_that_refuses_it_changes_nothing() {
+    with("", || {
+        let fake = Fake::new();
+        let driver: DriverHandle = SimDevice::new(SimConfig::h200());
+        let [owner, other] = [(); 2].map(|()| stack("cuda+pool", &driver));
+        let block = owner.allocate_bytes(1000, StreamRef::LEGACY).unwrap();
+        // In a debug build, a refused free panics.
+        let refused = catch_unwind(AssertUnwindSafe(|| free(&other, block, 1000, StreamRef::LEGACY)));
+        assert!(refused.is_err());
+        assert_eq!(fake.state(block, 999), Byte::Accessible);
+        free(&owner, block, 1000, StreamRef::LEGACY);
+        assert_ne!(fake.state(block, 999), Byte::Accessible);
+    });
+}
+
+#[test]
 fn a_block_is_accessible_from_its_first_to_its_last_byte_while_it_lives() {
     with("", || {
         let fake = Fake::new();

@@ -113,8 +113,8 @@ impl State {
     ) -> Answer<u64> {
         let me = self.openings.device;
         let pool = self.pools.alive(pool)?;
-        if pool.imported_from.is_some() {
-            return Err(Refusal::invalid_value("CUDA tells no attributes of an imported pool"));
+        if pool.imported_from.is_some() && attribute.is_count() {
+            return Err(Refusal::invalid_value("CUDA does not count the memory of an imported pool"));
         }
         if let Some(fixed) = pool.fixed_attribute(attribute, me) {
             return Ok(fixed);
