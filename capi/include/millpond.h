@@ -25,8 +25,8 @@
  * - Every function may be called on any thread. No function throws, except those that say so.
  * - In a forked child, functions that use a device fail.
  *
- * C++ programs have classes over these functions: millpond/millpond.hpp, and for CCCL
- * millpond/memory_resource.hpp.
+ * C++ programs have classes over these functions: millpond/millpond.hpp, for CCCL
+ * millpond/memory_resource.hpp, and for Thrust millpond/thrust.hpp.
  *
  * The declarations come from capi/src, and everything else from capi/millpond.h.in: edit those.
  */

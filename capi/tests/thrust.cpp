@@ -1,5 +1,6 @@
 // What thrust_allocator and device_vector do when they are rebound, copied, moved, swapped and at errors.
 // Runs on simulated devices: Thrust's host backend works on managed memory.
+#define THRUST_DEVICE_SYSTEM THRUST_DEVICE_SYSTEM_CPP
 #include <millpond/thrust.hpp>
 
 #include <thrust/copy.h>

@@ -131,7 +131,9 @@ fn the_tests_of_the_package_pass() {
     let _ = std::fs::remove_dir_all(&site);
     copy_sources(&root.join("millpond"), &package);
     // build.rs puts the same headers into a wheel.
-    for header in ["millpond.h", "millpond/millpond.hpp", "millpond/memory_resource.hpp"] {
+    for header in
+        ["millpond.h", "millpond/millpond.hpp", "millpond/memory_resource.hpp", "millpond/thrust.hpp"]
+    {
         let copy = package.join("include").join(header);
         std::fs::create_dir_all(copy.parent().expect("a folder")).expect("the folder can be made");
         std::fs::copy(root.join("../capi/include").join(header), copy).expect("the header can be copied");

@@ -88,7 +88,7 @@ cargo build --release --locked -p millpond-plugin --example millpond_numba --mes
 mkdir -p "$target_dir/numba/site"
 strip -o "$target_dir/numba/libmillpond_numba.so" "$(cat "$target_dir/built")"
 rm "$target_dir/built"
-cp plugin/examples/numba/{millpond_numba,suite}.py "$target_dir/numba/"
+cp plugin/examples/numba/{millpond_numba,cupy_numba,suite}.py "$target_dir/numba/"
 # A machine with Numba and pytest may lack this package, which Numba's tests need.
 python3 -m pip install --quiet --no-deps --target "$target_dir/numba/site" "filecheck==1.0.*" ||
     echo "note: cannot get filecheck; Numba's tests run only on a machine that has it" >&2

@@ -9,7 +9,7 @@
 #   checked    the tests under compute-sanitizer's memcheck
 #   replay     the logs through the standard stacks, on the GPU and, to compare, on the simulated device
 #   plan       the logs through the pool with and without a plan: 20 passes, then with kernels running
-#   numba      numba-cuda's own tests of memory, over millpond's plug-in
+#   numba      numba-cuda's own tests of memory, over millpond's plug-in and, with CuPy, over CuPy's pool
 #   thrust     the example of Thrust, with each kind of default stream; needs nvcc
 #
 # A step that fails or hangs does not stop the others; the exit code is 0 if every step passed. Output goes to
@@ -144,8 +144,12 @@ replay() {
 
 # Takes as long as all other steps together, so `all` omits it.
 numba() {
-    attempt numba python3 numba/suite.py --out "$out/numba"
-    sed 's/^/   /' "$one"
+    local manager
+    for manager in millpond_numba cupy_numba; do
+        [[ $manager == cupy_numba ]] && ! python3 -c 'import cupy' 2>/dev/null && continue
+        attempt "numba, $manager" python3 numba/suite.py --manager "$manager" --out "$out/numba"
+        sed 's/^/   /' "$one"
+    done
 }
 
 # Links do not always survive a copy of the folder, so the library is named by its path.

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Runs the contract of NBEP 7 over CuPy's default memory pool, on a GPU.
 
-Needs CuPy, and libmillpond_cupy_contract.so in the folder of this file. Prints a line for each clause. The exit
-code is 0 if all clauses passed.
+Needs CuPy, and libmillpond_cupy_contract.so in the folder of this file. Prints a line for each clause. The
+exit code is 0 if all clauses passed.
 """
 
 import ctypes
@@ -80,7 +80,7 @@ def main():
     pool.free_all_blocks()
     calls = (malloc, free, of_device(pool.free_all_blocks), of_device(pool.free_bytes))
     calls += (of_device(pool.total_bytes), report)
-    functions = Functions(*(kind(call) for (_, kind), call in zip(Functions._fields_, calls)))
+    functions = Functions(*(kind(call) for (_, kind), call in zip(Functions._fields_, calls, strict=True)))
     failed = library.millpond_contract(ctypes.byref(functions), ctypes.c_uint32(DEVICE))
     left = pool.total_bytes()
     print(f"CuPy {cupy.__version__}: {failed} clauses failed; {left} bytes stayed in CuPy's pool", flush=True)

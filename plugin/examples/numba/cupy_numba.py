@@ -4,7 +4,6 @@ The memory is for the default stream, as all memory of Numba is. For a non-block
 `with cupy_numba.stream(s):`.
 """
 
-import collections
 import contextlib
 import ctypes
 import itertools
@@ -32,17 +31,21 @@ def stream(of_numba):
         _scope.stream = before
 
 
+class _Deferral:
+    """The memory that was freed during one deferral. It goes back to the pool after its last deferral."""
+
+    def __init__(self):
+        self.parked = []
+
+
 class _Blocks:
     """The device memory of one manager. Finalizers keep it alive, and use no lock, because the garbage
-    collector can call them inside any other call."""
+    collector can call them inside any other call. So each step is one call on a built-in type."""
 
     def __init__(self):
         self.numbers = itertools.count()
         self.live = {}
-        self.parked = collections.deque()
         self.deferrals = []
-        # CuPy knows a stream by its handle. A stream that stays alive keeps its handle.
-        self.streams = {}
 
     def keep(self, memory):
         number = next(self.numbers)
@@ -52,8 +55,14 @@ class _Blocks:
     def end(self, number):
         """Free the memory, unless a reset did. The address may have a new owner, so it is not looked up."""
         memory = self.live.pop(number, None)
-        if memory is not None and self.deferrals:
-            self.parked.append(memory)
+        if memory is not None:
+            for deferral in self.deferrals.copy():
+                deferral.parked.append(memory)
+
+    def unpark(self):
+        """Free what deferrals hold."""
+        for deferral in self.deferrals.copy():
+            deferral.parked.clear()
 
 
 class CupyMemoryManager(GetIpcHandleMixin, HostOnlyCUDAMemoryManager):
@@ -62,6 +71,8 @@ class CupyMemoryManager(GetIpcHandleMixin, HostOnlyCUDAMemoryManager):
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
         self._blocks = _Blocks()
+        # CuPy knows a stream by its handle. A stream that stays alive keeps its handle.
+        self._streams = {}
 
     @contextlib.contextmanager
     def _pool(self):
@@ -75,7 +86,7 @@ class CupyMemoryManager(GetIpcHandleMixin, HostOnlyCUDAMemoryManager):
         of_numba = getattr(_scope, "stream", None)
         handle = of_numba.__cuda_stream__()[1] if of_numba else 0
         if handle:
-            self._blocks.streams[handle] = of_numba
+            self._streams[handle] = of_numba
         where = cupy.cuda.ExternalStream(int(handle)) if handle else cupy.cuda.Stream.null
         with self._pool() as pool, where:
             return pool.malloc(size)
@@ -87,13 +98,11 @@ class CupyMemoryManager(GetIpcHandleMixin, HostOnlyCUDAMemoryManager):
         try:
             memory = self._malloc(size)
         except MemoryError:
-            blocks.parked.clear()
+            blocks.unpark()
             self.deallocations.clear()
             memory = self._malloc(size)
         pointer, number = ctypes.c_void_p(memory.ptr), blocks.keep(memory)
-        return MemoryPointer(
-            weakref.proxy(self.context), pointer, size, finalizer=lambda: blocks.end(number)
-        )
+        return MemoryPointer(weakref.proxy(self.context), pointer, size, finalizer=lambda: blocks.end(number))
 
     def get_memory_info(self):
         free, total = driver.cuMemGetInfo()
@@ -102,24 +111,24 @@ class CupyMemoryManager(GetIpcHandleMixin, HostOnlyCUDAMemoryManager):
 
     def reset(self):
         super().reset()
-        blocks, self._blocks = self._blocks, _Blocks()
-        # The arrays that are still alive keep the old table, and find nothing in it.
-        blocks.live.clear()
-        blocks.parked.clear()
+        # The arrays that are still alive find nothing in the table.
+        self._blocks.live.clear()
+        self._blocks.unpark()
         with self._pool() as pool:
             pool.free_all_blocks()
+            # While CuPy has memory, such as that of its arrays, part of it may be under these handles.
+            if pool.total_bytes() == 0:
+                self._streams.clear()
 
     @contextlib.contextmanager
     def defer_cleanup(self):
         with super().defer_cleanup():
-            blocks = self._blocks
-            blocks.deferrals.append(None)
+            deferral = _Deferral()
+            self._blocks.deferrals.append(deferral)
             try:
                 yield
             finally:
-                blocks.deferrals.pop()
-                if not blocks.deferrals:
-                    blocks.parked.clear()
+                self._blocks.deferrals.remove(deferral)
 
     @property
     def interface_version(self):

@@ -1,5 +1,5 @@
-//! A memory manager over CuPy's memory pool, which has nothing of millpond below it. It is built on the public
-//! items of this crate alone, so it proves that another library can implement the interface.
+//! A memory manager over CuPy's memory pool, which has nothing of millpond below it. It is built on the
+//! public items of this crate alone, so it proves that another library can implement the interface.
 
 use std::fmt;
 use std::sync::Arc;
