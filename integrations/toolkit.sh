@@ -36,8 +36,14 @@ toolkit() {
     for name in libcuda.so libcuda.so.1 libcudart.so; do
         ln -sf ../debug/libmillpond_shim.so "$CUDA_LIB_DIR/$name" || return
     done
-    # Empty: the simulated device has the runtime's functions, too.
+    # The simulated device also has the runtime's functions, except those with which an object of nvcc
+    # registers its kernels. It runs no kernels, so these do nothing.
+    cc -x c -c -fPIC -o "$CUDA_LIB_DIR/registration.o" - <<'END' || return
+void **__cudaRegisterFatBinary(void *binary) { return (void **)binary; }
+void __cudaRegisterFatBinaryEnd(void **handle) { (void)handle; }
+void __cudaUnregisterFatBinary(void **handle) { (void)handle; }
+END
     rm -f "$CUDA_LIB_DIR/libcudart_static.a"
-    ar rc "$CUDA_LIB_DIR/libcudart_static.a" || return
+    ar rc "$CUDA_LIB_DIR/libcudart_static.a" "$CUDA_LIB_DIR/registration.o" || return
     export LD_LIBRARY_PATH=$CUDA_LIB_DIR MILLPOND_DEVICE=sim:8GiB
 }

@@ -21,4 +21,5 @@ patch --quiet --strip=3 --directory="$patched" <upstream.patch
 lock=$(mktemp)
 cp Cargo.lock "$lock"
 trap 'cp "$lock" Cargo.lock; rm -f "$lock"' EXIT
-cargo test --quiet --features patched --test patched --config "patch.crates-io.openvm-cuda-common.path='$patched'"
+cargo test --quiet --features patched --test patched \
+    --config "patch.crates-io.openvm-cuda-common.path='$patched'"

@@ -44,8 +44,8 @@ fn main() -> Result<()> {
     Ok(())
 }
 
-/// Doubles the values on a GPU, and waits for the result. Returns `false` on a simulated device, which runs no
-/// kernels.
+/// Doubles the values on a GPU, and waits for the result. Returns `false` on a simulated device, which runs
+/// no kernels.
 fn double(device: &DriverHandle, values: &mut Vector<u32>) -> Result<bool> {
     if !device.device().is_cuda() {
         return Ok(false);

@@ -1,7 +1,7 @@
 //! millpond's buffers as foreign memory of NVIDIA's crates cuda-core, cuda-async and cutile.
 //!
-//! [`Foreign`] implements [`DeviceAllocation`], so `RawDeviceBuffer::foreign` and `Tensor::from_foreign` take a
-//! buffer without a copy.
+//! [`Foreign`] implements [`DeviceAllocation`], so `RawDeviceBuffer::foreign` and `Tensor::from_foreign` take
+//! a buffer without a copy.
 
 use std::fmt;
 use std::sync::Arc;

@@ -1,8 +1,8 @@
 //! The two functions through which OpenVM's stark-backend allocates device memory, over a stack of millpond.
 //!
 //! [`d_malloc_on`] and [`d_free`] have the signatures and the errors of
-//! `openvm_cuda_common::memory_manager`. They serve each device from its default resource, which [`use_stack`]
-//! sets.
+//! `openvm_cuda_common::memory_manager`. They serve each device from its default resource, which
+//! [`use_stack`] sets.
 
 use std::collections::HashMap;
 use std::ffi::c_void;
@@ -13,12 +13,12 @@ use millpond::driver::cuda::{CudaDriver, device_of_stream};
 use millpond::resources::{get_per_device_resource, registry};
 use millpond::stack::StackSpec;
 use millpond::{
-    AnyResource, DeviceMemoryResource, DevicePtr, Driver, DriverHandle, Error, ErrorKind, Layout, StreamRef,
+    AnyResource, DeviceMemoryResource, DevicePtr, DriverHandle, Error, ErrorKind, Layout, StreamRef,
 };
 use openvm_cuda_common::error::{CudaError, MemoryError};
 use openvm_cuda_common::stream::StreamGuard;
 
-/// A live block, and what is needed to free it.
+/// A live block, with everything that `d_free` needs.
 struct Block {
     layout: Layout,
     named: StreamRef,

@@ -1,5 +1,5 @@
-//! Tests the two functions with OpenVM's streams and buffers. Without a GPU, `../test.sh openvm` runs the tests
-//! over the simulated device.
+//! Tests the two functions with OpenVM's streams and buffers. Without a GPU, `../test.sh openvm` runs the
+//! tests over the simulated device.
 
 use std::ffi::c_void;
 use std::mem::ManuallyDrop;

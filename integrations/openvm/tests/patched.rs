@@ -1,6 +1,6 @@
 //! Tests that buffers of OpenVM with `upstream.patch` allocate from millpond's stack.
 
-use millpond::AllocationCounters;
+use millpond::adaptors::AllocationCounters;
 use openvm_cuda_common::copy::MemCopyD2H;
 use openvm_cuda_common::d_buffer::DeviceBuffer;
 use openvm_cuda_common::memory_manager::set_allocator;
