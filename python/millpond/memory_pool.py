@@ -199,9 +199,9 @@ class MemoryPool:
     def import_fd(fd: int, *, device: DeviceLike | None = None) -> "MemoryPool":
         """Import a pool of another process, the exporter.
 
-        The imported pool cannot allocate. `import_pointer` opens the exporter's blocks. This process must use
-        a block only after the exporter's work on it is done. It must free the block, and finish its own work
-        on it, before the exporter frees it.
+        The imported pool cannot allocate, nor count its memory. `import_pointer` opens the exporter's blocks.
+        This process must use a block only after the exporter's work on it is done. It must free the block,
+        and finish its own work on it, before the exporter frees it.
 
         Args:
             fd: The file descriptor from `export_fd`, as this process received it. The caller closes it.
@@ -361,6 +361,9 @@ class MemoryPool:
     def release_threshold(self) -> int:
         """How many bytes the pool keeps when the program synchronizes. It can be set, also to a text.
 
+        Raises:
+            UnsupportedError: The pool was imported, and the value is set.
+
         Example:
             >>> import millpond
             >>> pool = millpond.mr.MemoryPool()
@@ -377,6 +380,9 @@ class MemoryPool:
     @property
     def reuse(self) -> str:
         """How the driver reuses memory that other streams have freed. It can be set.
+
+        Raises:
+            UnsupportedError: The pool was imported, and the value is set.
 
         Example:
             >>> import millpond
@@ -401,6 +407,9 @@ class MemoryPool:
     def reserved_bytes(self) -> int:
         """The bytes that the pool holds, live and free.
 
+        Raises:
+            UnsupportedError: The pool was imported.
+
         Example:
             >>> import millpond
             >>> millpond.mr.MemoryPool().reserved_bytes
@@ -411,6 +420,9 @@ class MemoryPool:
     @property
     def reserved_high(self) -> int:
         """The highest number of bytes that the pool has held.
+
+        Raises:
+            UnsupportedError: The pool was imported.
 
         Example:
             >>> import millpond
@@ -423,6 +435,9 @@ class MemoryPool:
     def used_bytes(self) -> int:
         """The bytes of the live blocks.
 
+        Raises:
+            UnsupportedError: The pool was imported.
+
         Example:
             >>> import millpond
             >>> millpond.mr.MemoryPool().used_bytes
@@ -433,6 +448,9 @@ class MemoryPool:
     @property
     def used_high(self) -> int:
         """The highest number of bytes that were live.
+
+        Raises:
+            UnsupportedError: The pool was imported.
 
         Example:
             >>> import millpond

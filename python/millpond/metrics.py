@@ -128,6 +128,7 @@ def observe(meter: "Meter") -> None:
         meter: The meter.
 
     Raises:
+        TypeError: `meter` is not a meter.
         ModuleNotFoundError: opentelemetry-api is not installed.
 
     Example:
@@ -135,6 +136,8 @@ def observe(meter: "Meter") -> None:
         >>> import opentelemetry.metrics  # doctest: +SKIP
         >>> millpond.metrics.observe(opentelemetry.metrics.get_meter("millpond"))  # doctest: +SKIP
     """
+    allowed = 'an OpenTelemetry meter, such as opentelemetry.metrics.get_meter("millpond")'
+    _arguments.has(meter, "meter", "create_observable_gauge", allowed)
     from opentelemetry.metrics import Observation
 
     def reading(name: str) -> "Callable[[CallbackOptions], Iterable[Observation]]":

@@ -11,6 +11,7 @@ import pytest
 
 import millpond
 from millpond import mr
+from millpond.compat.rmm.pylibrmm.device_buffer import copy_host_to_ptr
 
 MIB = 1 << 20
 
@@ -147,21 +148,26 @@ def test_another_process_reads_and_writes_a_block(shared):
     buffer = millpond.DeviceBuffer(size=3, mr=resource)
     buffer.copy_from_host(b"abc")
     block = imported.import_pointer(pool.export_pointer(buffer.ptr), 3)
-    assert block.ptr not in (0, buffer.ptr) and imported.is_imported
-    copy = millpond.DeviceBuffer(size=3)
-    copy.copy_from_device(block)
-    assert copy.tobytes() == b"abc"
+    address = block.ptr
+    assert address not in (0, buffer.ptr) and imported.is_imported
+    assert read(address, 3) == b"abc"
+    copy_host_to_ptr(b"xyz", address)
+    assert buffer.tobytes() == b"xyz"
     pair = millpond.DeviceBuffer(size=3, mr=resource)
+    used = pool.used_bytes
     with imported.import_pointer(pool.export_pointer(pair.ptr), 3) as other:
-        both = imported.used_bytes
-    assert other.ptr == 0 and 0 < imported.used_bytes == both // 2
+        assert other.ptr not in (0, address, pair.ptr)
+    assert other.ptr == 0 and read(address, 3) == b"xyz"
     stream = millpond.Stream()
     block.free(stream)
     block.free(stream)
     stream.synchronize()
-    assert imported.used_bytes == 0 and block.size == 3
+    assert (block.ptr, block.size) == (0, 3)
+    with pytest.raises(millpond.DriverError, match="accessible"):
+        read(address, 3)
     with pytest.raises(ValueError, match="was freed"):
-        copy.copy_from_device(block)
+        millpond.DeviceBuffer(size=3).copy_from_device(block)
+    assert buffer.tobytes() == b"xyz" and pool.used_bytes == used, "the exporter's blocks stay"
 
 
 def test_an_imported_block_keeps_its_pool_until_it_ends(shared):
@@ -185,6 +191,9 @@ def test_wrong_shares_are_refused(shared, tmp_path):
     for refused in (imported.resource, imported.set_current, imported.trim, imported.export_fd):
         with pytest.raises(millpond.UnsupportedError, match="an imported pool cannot"):
             refused()
+    for count in ("used_bytes", "used_high", "reserved_bytes", "reserved_high"):
+        with pytest.raises(millpond.UnsupportedError, match="an imported pool cannot"):
+            getattr(imported, count)
     with pytest.raises(millpond.InvalidArgumentError, match="this process made the pool"):
         pool.import_pointer(data, 1000)
     with pytest.raises(millpond.InvalidArgumentError, match="describes no live block"):

@@ -190,6 +190,12 @@ macro_rules! entry_points {
                 cudaMemPoolSetAttribute by Runtime, cuMemPoolSetAttribute by Driving;
             pools::get_attribute(pool: Handle, attribute: c_int, value: *mut c_void) -> c_int:
                 cudaMemPoolGetAttribute by Runtime, cuMemPoolGetAttribute by Driving;
+            pools::get_graph_memory(device: c_int, attribute: c_int, value: *mut c_void) -> c_int:
+                cudaDeviceGetGraphMemAttribute by Runtime, cuDeviceGetGraphMemAttribute by Driving;
+            pools::set_graph_memory(device: c_int, attribute: c_int, value: *mut c_void) -> c_int:
+                cudaDeviceSetGraphMemAttribute by Runtime, cuDeviceSetGraphMemAttribute by Driving;
+            pools::trim_graph_memory(device: c_int) -> c_int:
+                cudaDeviceGraphMemTrim by Runtime, cuDeviceGraphMemTrim by Driving;
             pools::set_access(pool: Handle, access: *const AccessDesc, count: usize) -> c_int:
                 cudaMemPoolSetAccess by Runtime, cuMemPoolSetAccess by Driving;
             pools::get_access(flags: *mut c_int, pool: Handle, location: *const Location) -> c_int:
@@ -307,10 +313,6 @@ macro_rules! entry_points {
             captures::node_get_type(node: Handle, kind: *mut c_int) -> c_int: cuGraphNodeGetType;
             captures::instantiate(exec: *mut Handle, graph: Handle, flags: u64) -> c_int:
                 cuGraphInstantiateWithFlags;
-            captures::get_graph_memory(device: c_int, attribute: c_int, value: *mut u64) -> c_int:
-                cudaDeviceGetGraphMemAttribute;
-            captures::set_graph_memory(device: c_int, attribute: c_int, value: *const u64) -> c_int:
-                cudaDeviceSetGraphMemAttribute;
             // Events.
             order::event_create_default(event: *mut Handle) -> c_int: cudaEventCreate by Runtime;
             order::event_create(event: *mut Handle, flags: c_uint) -> c_int:

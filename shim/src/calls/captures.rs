@@ -9,7 +9,7 @@ use millpond_core::driver::{CaptureMode, DriverResult};
 use millpond_core::{Driver, DriverError, StreamRef};
 use parking_lot::Mutex;
 
-use super::{Api, Driving, Handle, Runtime, handle, stream, stream_now, write_if_wanted};
+use super::{Api, Driving, Handle, handle, stream, stream_now, write_if_wanted};
 use crate::current::simulated;
 use crate::error::{place, refusal};
 
@@ -204,20 +204,6 @@ pub(crate) unsafe extern "C" fn node_get_type(node: Handle, kind: *mut c_int) ->
 pub(crate) unsafe extern "C" fn begin_v1<A: Api>(on: Handle) -> c_int {
     // SAFETY: the caller's promises are the same.
     unsafe { begin::<A>(on, 0) }
-}
-
-/// Graphs allocate no memory here, because they do not run.
-pub(crate) unsafe extern "C" fn get_graph_memory(device: c_int, _attribute: c_int, bytes: *mut u64) -> c_int {
-    // SAFETY: CUDA's contract for the arguments.
-    unsafe { Runtime::answer_of(device, bytes, |_| Ok(0)) }
-}
-
-pub(crate) unsafe extern "C" fn set_graph_memory(
-    device: c_int,
-    _attribute: c_int,
-    _bytes: *const u64,
-) -> c_int {
-    Runtime::run_of(device, |_| Ok(()))
 }
 
 /// A simulated capture cannot become a graph that runs.

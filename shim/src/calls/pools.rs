@@ -3,8 +3,8 @@
 use std::ffi::{c_int, c_void};
 
 use millpond_core::driver::{
-    AccessFlags, DriverResult, HandleTypes, MemAllocationType, MemLocation, MemPool, MemPoolAttribute,
-    MemPoolProps,
+    AccessFlags, DriverResult, GraphMemAttribute, HandleTypes, MemAllocationType, MemLocation, MemPool,
+    MemPoolAttribute, MemPoolProps,
 };
 use millpond_core::{Driver, DriverError};
 
@@ -150,6 +150,50 @@ pub(crate) unsafe extern "C" fn get_attribute<A: Api>(
         }
         Ok(())
     })
+}
+
+/// The count with CUDA's number.
+fn graph_count(number: c_int) -> Option<GraphMemAttribute> {
+    Some(match number {
+        0 => GraphMemAttribute::UsedMemCurrent,
+        1 => GraphMemAttribute::UsedMemHigh,
+        2 => GraphMemAttribute::ReservedMemCurrent,
+        3 => GraphMemAttribute::ReservedMemHigh,
+        _ => return None,
+    })
+}
+
+pub(crate) unsafe extern "C" fn get_graph_memory<A: Api>(
+    device: c_int,
+    number: c_int,
+    value: *mut c_void,
+) -> c_int {
+    A::run_of(device, |driver| {
+        let count = graph_count(number).filter(|_| !value.is_null()).ok_or_else(invalid_value)?;
+        let found = driver.device_get_graph_mem_attribute(count)?;
+        // SAFETY: the place is not null, and the value has 64 bits.
+        unsafe { value.cast::<u64>().write(found) };
+        Ok(())
+    })
+}
+
+pub(crate) unsafe extern "C" fn set_graph_memory<A: Api>(
+    device: c_int,
+    number: c_int,
+    value: *mut c_void,
+) -> c_int {
+    A::run_of(device, |driver| {
+        let count = graph_count(number).filter(|_| !value.is_null()).ok_or_else(invalid_value)?;
+        // SAFETY: the value is not null, and has 64 bits.
+        match unsafe { value.cast::<u64>().read() } {
+            0 => driver.device_reset_graph_mem_attribute(count),
+            _ => Err(invalid_value()),
+        }
+    })
+}
+
+pub(crate) unsafe extern "C" fn trim_graph_memory<A: Api>(device: c_int) -> c_int {
+    A::run_of(device, |driver| driver.device_graph_mem_trim())
 }
 
 /// Finds a pool of a device. `code` is CUDA's for a wrong device, as a GPU returned it.

@@ -172,7 +172,7 @@ fn the_device_describes_itself_and_has_no_peer() {
             [(CUDA.cudaDeviceEnablePeerAccess)(0, 0), (CUDA.cudaDeviceEnablePeerAccess)(9, 0)],
             [101, 101]
         );
-        assert_eq!((CUDA.cudaDeviceGetGraphMemAttribute)(0, 0, &raw mut used), 0);
+        assert_eq!((CUDA.cudaDeviceGetGraphMemAttribute)(0, 0, (&raw mut used).cast()), 0);
         let name = c"cuMemGetMemPool".as_ptr();
         let entry = CUDA.cudaGetDriverEntryPointByVersion;
         assert_eq!((entry)(name, &raw mut found, 12_000, 0, &raw mut status), 0);

@@ -3,9 +3,10 @@
 use std::os::fd::AsFd;
 
 use millpond::driver::sim::Access;
-use millpond::resources::memory_pool::{MemoryPool, MemoryPoolOptions, PoolReuse};
+use millpond::resources::memory_pool::{GraphMemory, MemoryPool, MemoryPoolOptions, PoolReuse};
 use millpond::resources::{
-    CudaAsyncManagedMemoryResource, CudaAsyncMemoryResource, CudaAsyncOptions, CudaAsyncViewMemoryResource,
+    CudaAsyncManagedMemoryResource, CudaAsyncMemoryResource, CudaAsyncOptions, CudaAsyncPinnedMemoryResource,
+    CudaAsyncPinnedOptions, CudaAsyncViewMemoryResource,
 };
 use millpond::{DeviceId, DeviceMemoryResource, DeviceMemoryResourceExt, DevicePtr, Driver, Result};
 use millpond_core::driver::{
@@ -23,6 +24,11 @@ fn pool(stage: &Stage) -> Result<MemoryPool> {
 fn on_pool(stage: &Stage, mut body: impl FnMut(&MemoryPool) -> Result<()> + 'static) -> Result<Act> {
     let pool = pool(stage)?;
     act(move || body(&pool))
+}
+
+fn on_graphs(stage: &Stage, body: impl Fn(&GraphMemory) -> Result<()> + 'static) -> Result<Act> {
+    let graphs = GraphMemory::of(stage.driver());
+    act(move || body(&graphs))
 }
 
 fn exportable(stage: &Stage) -> Result<MemoryPool> {
@@ -214,6 +220,24 @@ pub(crate) const OPERATIONS: &[Operation] = &[
     Operation::new("CudaAsyncManagedMemoryResource::new", |stage| {
         on_stage(stage, |stage| use_of(&CudaAsyncManagedMemoryResource::new(stage.driver())?, stage))
     }),
+    Operation::new("CudaAsyncPinnedMemoryResource::new", |stage| {
+        on_stage(stage, |stage| {
+            let options = CudaAsyncPinnedOptions::default();
+            use_of(&CudaAsyncPinnedMemoryResource::new(stage.driver(), options)?, stage)
+        })
+    }),
+    Operation::new("GraphMemory::used_bytes", |stage| {
+        on_graphs(stage, |graphs| graphs.used_bytes().map(drop))
+    }),
+    Operation::new("GraphMemory::used_high", |stage| on_graphs(stage, |graphs| graphs.used_high().map(drop))),
+    Operation::new("GraphMemory::reserved_bytes", |stage| {
+        on_graphs(stage, |graphs| graphs.reserved_bytes().map(drop))
+    }),
+    Operation::new("GraphMemory::reserved_high", |stage| {
+        on_graphs(stage, |graphs| graphs.reserved_high().map(drop))
+    }),
+    Operation::new("GraphMemory::reset_highs", |stage| on_graphs(stage, GraphMemory::reset_highs)),
+    Operation::new("GraphMemory::trim", |stage| on_graphs(stage, GraphMemory::trim)),
     Operation::new("CudaAsyncMemoryResource::memory_info", |stage| {
         let resource = CudaAsyncMemoryResource::new(stage.driver(), CudaAsyncOptions::default())?;
         act(move || resource.memory_info().map(drop))

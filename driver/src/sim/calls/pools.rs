@@ -247,6 +247,7 @@ impl State {
             }
             (false, true) => {
                 let host = self.host.allocate_pinned(bytes)?;
+                self.space.add_live(bytes);
                 (host as u64, host)
             }
             (false, false) => {
@@ -350,8 +351,7 @@ impl State {
         if found.is_shared() && !found.ended {
             return;
         }
-        let (is_managed, is_on_host) = (found.is_managed(), found.is_on_host());
-        if (is_managed || is_on_host) && !found.cached.is_empty() {
+        if (found.is_managed() || found.is_on_host()) && !found.cached.is_empty() {
             // The memory is real, so no work may touch it any more, whatever the order of submission.
             work.finish_all(effects);
         }
@@ -373,9 +373,7 @@ impl State {
                 return false;
             }
             host.free(address);
-            if is_managed {
-                space.remove_live(bytes);
-            }
+            space.remove_live(bytes);
             false
         });
         self.remove_ended(pool);
