@@ -116,7 +116,7 @@ class CupyMemoryManager(GetIpcHandleMixin, HostOnlyCUDAMemoryManager):
         self._blocks.unpark()
         with self._pool() as pool:
             pool.free_all_blocks()
-            # While CuPy has memory, such as that of its arrays, part of it may be under these handles.
+            # While CuPy has memory, such as its arrays, part of it may be under these handles.
             if pool.total_bytes() == 0:
                 self._streams.clear()
 

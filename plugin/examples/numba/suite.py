@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Runs numba-cuda's own memory tests over memory managers of this folder, on a GPU.
 
-Needs numba-cuda, pytest, filecheck, and what the managers need: libmillpond_numba.so in the folder of this
+Needs numba-cuda, pytest, filecheck, and libmillpond_numba.so in the folder of this
 file for millpond_numba, or CuPy for cupy_numba. Prints a line for each phase and the failed tests. The exit
 code is 0 if all tests passed. With --baseline the same tests also run over Numba's own manager; a failure
 there is not the other managers' fault.

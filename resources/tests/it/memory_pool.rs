@@ -317,7 +317,6 @@ mod shared {
             ("be trimmed", imported.trim(0).map(drop)),
             ("be a device's current pool", imported.set_current()),
             ("hand out freed memory", imported.set_reuse(PoolReuse::ALL)),
-            ("be exported", imported.export_fd().map(drop)),
             ("be exported", imported.export_pointer(DevicePtr::new(256)).map(drop)),
         ] {
             let text = format!(

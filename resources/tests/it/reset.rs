@@ -310,7 +310,7 @@ fn an_imported_pool_ends_with_its_context() {
                 false => drop(block),
             }
         }
-        let error = imported.access(DeviceId::sim(0)).unwrap_err();
+        let error = imported.access(first.device()).unwrap_err();
         assert!(error.to_string().contains("was reset"), "{error}");
         drop(imported);
         // SAFETY: the block came from this resource with this size, and nothing uses it.

@@ -23,7 +23,7 @@ pub(super) struct Scale {
 /// What the checker visited.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Visited {
-    /// The states, of which no two have the same shape.
+    /// The states. No two of them have the same shape.
     pub(super) states: usize,
     /// The steps between them.
     pub(super) steps: usize,

@@ -31,7 +31,7 @@ impl State {
         }
         for (stream, it) in (0..).zip(&self.streams).filter(|(_, it)| it.is_known) {
             if includes(block, &it.seen) && !block.is_before(stream) {
-                return Some("3: a stream does not come after what it has seen");
+                return Some("3: a stream does not come after the work that it has seen");
             }
             let is_covered = block.is_done || block.covered & (1 << stream) != 0;
             if is_of(block, stream, it.recorded) && !is_covered {
@@ -60,12 +60,12 @@ impl State {
                 let is_covered = if is_first { holds } else { covers(stream) };
                 let broken = (is_of(block, stream, epoch) || includes(block, &seen)) && !is_covered;
                 let is_behind = is_first && block.held & (1 << thread) != 0 && !block.is_before(stream);
-                (broken || is_behind).then_some("8: a record does not cover what it notes")
+                (broken || is_behind).then_some("8: a record does not cover its own notes")
             }
             Call::Event { stream, epoch, seen, stage } => {
                 let is_noted = is_of(block, stream, epoch) || includes(block, &seen);
                 if is_noted && !covers(stream) {
-                    return Some("9: a thread's event does not cover what the thread notes");
+                    return Some("9: a thread's event does not cover the thread's notes");
                 }
                 let is_true = match stage {
                     Stage::Picked => true,

@@ -1,18 +1,18 @@
 //! The rule of stream order as a small model, and a checker that visits every state of it.
 //!
 //! The rule: **a stream gets a block only if its next work comes after all work on the block.** Stream order
-//! in the pool is a bookkeeping of what the host may believe about this order. So a [`State`] holds two
+//! in the pool is a record of the host's beliefs about this order. So a [`State`] holds two
 //! things side by side:
 //!
 //! - the **truth**: for each block, which streams and events come after all work on it, and whether the host
 //!   knows that this work is done. The program, its layers and CUDA change the truth.
-//! - the **belief**: what the pool notes about streams (epoch, event, `seen`) and about free blocks (owner,
+//! - the **belief**: the pool's notes about streams (epoch, event, `seen`) and about free blocks (owner,
 //!   epoch). The pool decides by the belief alone.
 //!
 //! The checker tries every [`Action`] in every state. The rule holds if the pool never takes a block
 //! ([`Action::Take`]) for a stream that does not come after the block's work. [`State::broken`] names the
 //! parts of the invariant from which the rule follows. `docs/lab/stream-order.md` has the results, and says
-//! what is assumed, and what is not proved: the model is not tied to the pool's code yet.
+//! the assumptions, and the limits: the model is not tied to the pool's code yet.
 //!
 //! What the model leaves out, and why nothing is lost:
 //!
@@ -22,7 +22,7 @@
 //!   record covers. [`Action::Free`] submits it.
 //! - **Several uses on several streams.** A client orders all of them before the stream of its free. This is
 //!   its duty, and [`Mistake::FreeWithoutOrder`] breaks it.
-//! - **Order that nobody asked for**, such as the legacy stream's. More order breaks no rule.
+//! - **Order that no work needs**, such as the legacy stream's. More order breaks no rule.
 //! - **Numbers of streams.** The model calls a stream's number by its stream. A number that is used again is
 //!   then a stream that comes back, or a new stream in the place of a destroyed one.
 
@@ -55,7 +55,7 @@ type Epochs = [Epoch; STREAMS];
 /// What the pool believes about a stream, and whether the stream exists.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 struct Stream {
-    /// Whether the CUDA stream exists. After it is destroyed, nobody may submit work to it.
+    /// Whether the CUDA stream exists. After it is destroyed, no thread may submit work to it.
     exists: bool,
     /// Whether the pool's table has the stream.
     is_known: bool,
@@ -84,7 +84,7 @@ impl Stream {
     };
 }
 
-/// Where a block is, and what the pool believes about it.
+/// The place of a block, and the pool's beliefs about it.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 enum Place {
     /// The program has it.
@@ -227,7 +227,7 @@ enum Action {
     Wait { thread: Id, stream: Id },
     /// The pool notes the wait.
     NoteWait { thread: Id },
-    /// A thread gives up what it holds.
+    /// A thread gives up the values that it holds.
     GiveUp { thread: Id },
     /// A thread ends all epochs, to wait for the device.
     BeginDevice { thread: Id },

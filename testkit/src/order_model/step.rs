@@ -1,4 +1,4 @@
-//! The steps: when an action is possible, and what it changes.
+//! The steps: when an action is possible, and its changes.
 
 use super::{
     Action, BLOCKS, Bits, Block, Call, Epoch, Epochs, Id, Mistake, Place, STREAMS, Scale, Stage, State,
@@ -55,7 +55,7 @@ impl State {
         next.act(action, scale, &|it| mistake == Some(it)).then_some(next)
     }
 
-    /// Returns whether the pool may hand this block to a stream, by what it believes.
+    /// Returns whether the pool may hand this block to a stream, by its beliefs.
     pub(super) fn may_take(&self, block: Id, stream: Id) -> bool {
         match self.blocks[block as usize].place {
             Place::Live | Place::Freeing { .. } => false,
