@@ -20,7 +20,7 @@ pub(super) struct Scale {
     pub(super) epochs: Epoch,
 }
 
-/// What the checker visited.
+/// The counts of a visit.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Visited {
     /// The states. No two of them have the same shape.

@@ -14,7 +14,7 @@
 //! parts of the invariant from which the rule follows. `docs/lab/stream-order.md` has the results, and says
 //! the assumptions, and the limits: the model is not tied to the pool's code yet.
 //!
-//! What the model leaves out, and why nothing is lost:
+//! The model leaves these out, and loses nothing:
 //!
 //! - **Queues.** CUDA runs a stream's queue at any speed, so a query may answer "reached" at any moment. The
 //!   order between works depends only on submitted records and waits, and the truth has exactly this order.
@@ -52,7 +52,7 @@ type Epoch = u8;
 /// An epoch for each stream.
 type Epochs = [Epoch; STREAMS];
 
-/// What the pool believes about a stream, and whether the stream exists.
+/// The pool's beliefs about a stream, and whether the stream exists.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 struct Stream {
     /// Whether the CUDA stream exists. After it is destroyed, no thread may submit work to it.
@@ -152,7 +152,7 @@ enum Call {
         stream: Id,
         /// The epoch that the record ends.
         epoch: Epoch,
-        /// What the stream had seen before the record.
+        /// The epochs that the stream had seen before the record.
         seen: Epochs,
         /// Whether the record is of an event of the thread's own, since the stream had none.
         is_first: bool,
@@ -165,9 +165,9 @@ enum Call {
         stream: Id,
         /// The epoch.
         epoch: Epoch,
-        /// What the event covers of other streams.
+        /// The epochs of other streams that the event covers.
         seen: Epochs,
-        /// What the thread has done with the event.
+        /// The last step of the thread with the event.
         stage: Stage,
     },
     /// It waits for the device.
