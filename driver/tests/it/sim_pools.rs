@@ -229,7 +229,7 @@ fn host_pools_are_for_the_device_once_it_has_access() {
     let me = device.device();
     assert_eq!(device.mem_pool_get_access(pool, me), Ok(AccessFlags::None));
     let ptr = device.mem_alloc_from_pool_async(MIB, pool, s).unwrap();
-    assert_eq!((device.pointer_kind(ptr), device.live_bytes()), (Ok(MemoryKind::Host), 0));
+    assert_eq!((device.pointer_kind(ptr), device.live_bytes()), (Ok(MemoryKind::Host), CHUNK));
     device.launch(s, &[Access::read(ptr, MIB)]);
     assert_eq!(kinds(&device), [ViolationKind::OutOfBounds]);
     device.mem_pool_set_access(pool, AccessFlags::ReadWrite, &[me]).unwrap();

@@ -112,8 +112,8 @@ pub(crate) const PROGRAMS: &[Program] = &[
         "not supported on DEVICE in `cuda+pool:pages=on`: a stack on `cuda` with `pages=off` pools \
          shares its memory, such as cuda+pool:pages=off (a pool with `share=fd` shares blocks by file \
          descriptors): NBEP 7 uses CUDA's legacy IPC handles, which exist only for memory of cuMemAlloc; \
-         share memory that its manager allocated with cuMemAlloc: cuIpcGetMemHandle: CUDA_ERROR_NOT_SUPPORTED (801): other \
-         processes can open only memory from cuMemAlloc",
+         share memory that its manager allocated with cuMemAlloc: cuIpcGetMemHandle: \
+         CUDA_ERROR_NOT_SUPPORTED (801): other processes can open only memory from cuMemAlloc",
     ),
     program(
         "a handle is opened in the process that made it",
