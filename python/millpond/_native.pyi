@@ -22,6 +22,7 @@ __all__ = [
     "_oracle_mistakes",
     "_oracle_violations",
     "as_stream",
+    "budget_on_call_back",
     "build_layer_file",
     "default_resource",
     "from_dlpack",

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from prometheus_client import Metric
     from prometheus_client.registry import Collector
 
-__all__ = ["CONTENT_TYPE", "collector", "observe", "register", "render"]
-
 #: The media type of the text of `render`, for the header Content-Type.
 CONTENT_TYPE = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 

@@ -74,7 +74,8 @@ def test_a_stack_that_ends_is_gone():
 def test_the_default_resource_has_a_name():
     millpond.mr.set_current_device_resource(millpond.stack("cuda+pool:initial=2MiB"))
     here = f"sim:{millpond.Device().ordinal}"
-    assert value(read(metrics.render()), "millpond_memory_reserved_bytes", device=here, stack="default") == 2 << 20
+    values = read(metrics.render())
+    assert value(values, "millpond_memory_reserved_bytes", device=here, stack="default") == 2 << 20
 
 
 def test_budgets_of_a_tree():
