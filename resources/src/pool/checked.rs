@@ -22,10 +22,12 @@
 
 use std::collections::BTreeMap;
 use std::iter;
-use std::sync::LazyLock;
+use std::sync::{Arc, LazyLock};
 
 use millpond_core::driver::{Driver, call, is_capturing};
-use millpond_core::{DeviceId, DeviceMemoryResource, DevicePtr, StreamRef, downcast, find_trait};
+use millpond_core::{
+    DeviceId, DeviceMemoryResource, DevicePtr, DriverHandle, StreamRef, downcast, find_trait,
+};
 use millpond_driver::nvtx::{CheckedHeap, MemoryChecker};
 use parking_lot::Mutex;
 
@@ -36,6 +38,7 @@ use crate::pool::Pool;
 pub(crate) struct Checked {
     checker: &'static MemoryChecker,
     device: DeviceId,
+    driver: DriverHandle,
     /// Whether upstream's memory consists of allocations that the checker knows.
     takes_allocations: bool,
     /// The number of the pool.
@@ -52,10 +55,11 @@ struct Known {
     blocks: BTreeMap<u64, Block>,
 }
 
-#[derive(Clone, Copy)]
 struct Heap {
     bytes: u64,
     handle: CheckedHeap,
+    /// The driver of the context in which the memory was taken.
+    driver: DriverHandle,
     /// The pool that took the memory. A pool over that pool may hold a block at the same address.
     pool: u64,
 }
@@ -80,31 +84,36 @@ impl Checked {
             || downcast::<ManagedMemoryResource>(base).is_some()
             || downcast::<PinnedHostMemoryResource>(base).is_some();
         let takes_allocations = is_known && find_trait::<dyn Pool>(upstream).is_none();
-        Some(Self { checker, device, takes_allocations, pool })
+        Some(Self { checker, device, driver: upstream.driver().clone(), takes_allocations, pool })
     }
 
     /// Notes a region that the pool has taken, before the pool serves blocks from it.
-    pub(crate) fn arrived(&self, driver: &dyn Driver, base: DevicePtr, bytes: u64) {
+    pub(crate) fn arrived(&self, base: DevicePtr, bytes: u64) {
         let address = base.address();
+        forget_resets(address, bytes);
         let is_of_pool_below = KNOWN.lock().heap_of(address).is_some();
         if is_of_pool_below {
             return self.end_of_blocks(address, bytes);
         }
         // A layer below may have taken more, and returns a part.
         let is_whole = || {
-            let found = call(driver, |driver| driver.mem_get_address_range(base));
+            let found = call(&*self.driver, |driver| driver.mem_get_address_range(base));
             found.is_ok_and(|found| found == (base, bytes))
         };
         if self.takes_allocations
             && is_whole()
             && let Some(handle) = self.checker.register_heap(self.device, base, bytes)
         {
-            KNOWN.lock().heaps.insert(address, Heap { bytes, handle, pool: self.pool });
+            let heap = Heap { bytes, handle, driver: self.driver.clone(), pool: self.pool };
+            KNOWN.lock().heaps.insert(address, heap);
         }
     }
 
     /// Notes regions that the pool is about to return: base and bytes. No work uses them.
     pub(crate) fn leaving(&self, regions: &[(DevicePtr, u64)]) {
+        if self.driver.was_reset() {
+            return;
+        }
         for (base, bytes) in regions {
             self.end_of_blocks(base.address(), *bytes);
             KNOWN.lock().heaps.retain(|start, heap| *start != base.address() || heap.pool != self.pool);
@@ -112,9 +121,9 @@ impl Checked {
     }
 
     /// Notes a new block. The caller has it for itself until this call returns.
-    pub(crate) fn allocated(&self, driver: &dyn Driver, ptr: DevicePtr, bytes: u64, stream: StreamRef) {
+    pub(crate) fn allocated(&self, ptr: DevicePtr, bytes: u64, stream: StreamRef) {
         self.end_of_blocks(ptr.address(), bytes);
-        let is_captured = is_captured(driver, stream);
+        let is_captured = is_captured(&*self.driver, stream);
         let parts = {
             let mut known = KNOWN.lock();
             let parts = known.parts(ptr.address(), bytes);
@@ -130,8 +139,11 @@ impl Checked {
     }
 
     /// Notes that a block is about to be freed. A free of no such block changes nothing: the pool refuses it.
-    pub(crate) fn freed(&self, driver: &dyn Driver, ptr: DevicePtr, bytes: u64, stream: StreamRef) {
-        let is_captured = is_captured(driver, stream);
+    pub(crate) fn freed(&self, ptr: DevicePtr, bytes: u64, stream: StreamRef) {
+        if self.driver.was_reset() {
+            return;
+        }
+        let is_captured = is_captured(&*self.driver, stream);
         let is_last_use = |block: &mut Block| {
             let is_own = (block.bytes, block.pool) == (bytes, self.pool);
             block.is_captured |= is_captured && is_own;
@@ -149,6 +161,29 @@ impl Checked {
         for region in ended {
             self.checker.unregister(self.device, DevicePtr::new(region));
         }
+    }
+}
+
+/// Forgets the heaps in a range that ended with their context, and the blocks in them. The checker has
+/// forgotten them.
+fn forget_resets(address: u64, bytes: u64) {
+    let range = address..address + bytes;
+    let is_in = |start: &u64, heap: &Heap| *start < range.end && range.start < start + heap.bytes;
+    let drivers: Vec<DriverHandle> = {
+        let known = KNOWN.lock();
+        let there = known.heaps.iter().filter(|(start, heap)| is_in(start, heap));
+        there.map(|(_, heap)| heap.driver.clone()).collect()
+    };
+    // No lock is held while the driver is asked.
+    let lost: Vec<DriverHandle> = drivers.into_iter().filter(|driver| driver.was_reset()).collect();
+    let mut known = KNOWN.lock();
+    let ended: Vec<(u64, u64)> = {
+        let is_lost = |heap: &Heap| lost.iter().any(|driver| Arc::ptr_eq(driver, &heap.driver));
+        let ended = known.heaps.extract_if(.., |start, heap| is_in(start, heap) && is_lost(heap));
+        ended.map(|(start, heap)| (start, heap.bytes)).collect()
+    };
+    for (start, bytes) in ended {
+        known.remove_blocks(start, bytes);
     }
 }
 

@@ -239,7 +239,7 @@ impl<R: DeviceMemoryResource> PoolMemoryResource<R> {
         if !ptr.is_null() {
             self.shared.count_allocation(&thread_cache.counts, layout.bytes());
             if let Some(checked) = &self.central.checked {
-                checked.allocated(&**self.central.driver(), ptr, layout.bytes(), stream);
+                checked.allocated(ptr, layout.bytes(), stream);
             }
         }
         Ok(ptr)
@@ -283,7 +283,7 @@ impl<R: DeviceMemoryResource> PoolMemoryResource<R> {
             return self.deallocate_through_cache(stream_cache, ptr, layout, stream, size);
         }
         if let Some(checked) = &self.central.checked {
-            checked.freed(&**self.central.driver(), ptr, layout.bytes(), stream);
+            checked.freed(ptr, layout.bytes(), stream);
         }
         if self.central.deallocate(ptr, layout, stream, self) {
             self.shared.count_free(&thread_cache.counts, layout.bytes());

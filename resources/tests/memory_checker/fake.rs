@@ -192,6 +192,14 @@ pub extern "C" fn fake_checker_state(address: usize) -> u32 {
     }
 }
 
+/// Forgets all heaps and regions, as at a reset of the context.
+#[unsafe(no_mangle)]
+pub extern "C" fn fake_checker_reset() {
+    let mut state = state();
+    state.heaps.clear();
+    state.regions.clear();
+}
+
 /// Returns the number of regions, and 1 000 000 for each fault.
 #[unsafe(no_mangle)]
 pub extern "C" fn fake_checker_count() -> u64 {

@@ -52,6 +52,7 @@ fn with<F: FnOnce()>(kind: &str, body: F) {
 struct Fake {
     state: unsafe extern "C" fn(usize) -> u32,
     count: unsafe extern "C" fn() -> u64,
+    reset: unsafe extern "C" fn(),
 }
 
 impl Fake {
@@ -62,6 +63,7 @@ impl Fake {
             Self {
                 state: *library.get("fake_checker_state").unwrap(),
                 count: *library.get("fake_checker_count").unwrap(),
+                reset: *library.get("fake_checker_reset").unwrap(),
             }
         }
     }
@@ -133,6 +135,35 @@ fn a_free_in_a_pool_that_refuses_it_changes_nothing() {
         assert_eq!(fake.state(block, 999), Byte::Accessible);
         free(&owner, block, 1000, StreamRef::LEGACY);
         assert_ne!(fake.state(block, 999), Byte::Accessible);
+    });
+}
+
+#[test]
+fn after_a_reset_the_checker_hears_of_no_earlier_memory() {
+    with("", || {
+        let fake = Fake::new();
+        let first = SimDevice::new(SimConfig::h200());
+        for is_dropped_first in [true, false] {
+            let handle: DriverHandle = first.open_again();
+            let lost = stack("cuda+pool+pool", &handle);
+            let take = |stack: &AnyResource| stack.allocate_bytes(1000, StreamRef::LEGACY).unwrap();
+            let blocks = [(); 3].map(|()| take(&lost));
+            free(&lost, blocks[0], 1000, StreamRef::LEGACY);
+            first.reset_context();
+            // SAFETY: the function has no conditions.
+            unsafe { (fake.reset)() };
+            free(&lost, blocks[1], 1000, StreamRef::LEGACY);
+            let lost = (!is_dropped_first).then_some(lost);
+            let again: DriverHandle = first.open_again();
+            let stack = stack("cuda+pool+pool", &again);
+            let anew = [(); 3].map(|()| take(&stack));
+            assert!(anew.contains(&blocks[2]), "the new pool has the addresses of the lost one");
+            assert_eq!(fake.count(), 3);
+            drop(lost);
+            assert_eq!((fake.count(), fake.state(anew[2], 999)), (3, Byte::Accessible));
+            free(&stack, anew[1], 1000, StreamRef::LEGACY);
+            assert_eq!((fake.count(), fake.reports(anew[1], 0)), (2, true));
+        }
     });
 }
 

@@ -200,7 +200,7 @@ impl<R: DeviceMemoryResource> Central<R> {
             self.report_segments(before, task);
             self.trace_growth(&slow.request, stream, bytes, &watch);
             if let (Some(checked), Task::Region(region)) = (&self.checked, &*task) {
-                checked.arrived(&*self.driver, region.base, region.bytes);
+                checked.arrived(region.base, region.bytes);
             }
             Ok(None)
         };
