@@ -1,18 +1,24 @@
 #!/usr/bin/env python3
-"""Changes the pool's source in one place at a time, and prints the changes that no test sees.
+"""Changes the source in one place at a time, and prints the changes that no test sees.
 
-    scripts/mutants.py build [--seed TEXT] [--count N] [--out DIR] [FILE…]
-    scripts/mutants.py run [--jobs N] [--stop-after SECONDS] [--only PROGRAM…] [DIR]
+    scripts/mutants.py build [--seed TEXT]… [--count N] [--conditions] [--out DIR] [FILE…]
+    scripts/mutants.py run [--jobs N] [--gpu] [--stop-after SECONDS] [--only PROGRAM…] [DIR]
 
-`build` draws N changes (150) from the files, which are globs of cargo-mutants below resources/src (by default
-the pool's folders). The same seed (by default the first eight digits of the commit) draws the same changes on
-every machine. One build of the tests contains all changes, and the environment variable MILLPOND_MUTANT
-chooses one by its number. Changes that do not compile, and changes of constants, are left out. `build` needs
-cargo-mutants (cargo install cargo-mutants --locked) and two Python packages (pip install tree-sitter
-tree-sitter-rust).
+`build` draws N changes (150) for each seed from the files, which are globs of cargo-mutants (by default the
+pool, capture scopes, the driver seam and Python's buffer). The same seed (by default the first eight digits
+of the commit) draws the same changes on every machine. One build of the tests contains all changes, and the
+environment variable MILLPOND_MUTANT chooses one by its number. Changes that do not compile, and changes of
+constants, are left out. `build` needs cargo-mutants (cargo install cargo-mutants --locked) and some Python
+packages (pip install tree-sitter tree-sitter-rust pytest numpy hypothesis).
+
+With --conditions, the build also has two changes for each condition of each decision in stream order and the
+ladder: `true` and `false` in its place. If tests see both, each value of the condition decided an outcome by
+itself, as MC/DC wants.
 
 `run` runs the test programs in DIR (target/mutants) for each change until a test fails or a program does not
-end. A program is the unit tests, or one module of an `it`, such as resources::crowds. First each program runs
+end. A program is a crate's unit tests, one module of an `it`, such as resources::crowds, or one file of
+Python's tests, such as python::test_order. With --gpu, the driver's tests of a GPU run, too. First each
+program runs
 without a change, and the tests that fail then are skipped. If a test fails with a change, it runs three times
 without the change; if it fails then, the program has no verdict. A run that was stopped continues with the
 programs that are left. `run` needs only Python and DIR, so it can run on another machine, if DIR has the same
@@ -37,12 +43,31 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-POOL = ["pool", "store", "heap", "block_map", "stream_order"]
-FILES = [f"resources/src/{folder}/**/*.rs" for folder in POOL]
-LIBRARY = "resources/src/lib.rs"
+FILES = [
+    *(f"resources/src/{folder}/**/*.rs" for folder in ["pool", "store", "heap", "block_map", "stream_order"]),
+    "resources/src/capture_scopes/**/*.rs",
+    *(f"{folder}/**/*.rs" for folder in ["core/src/driver", "driver/src/cuda", "driver/src/counting"]),
+    *(f"python/src/{file}.rs" for file in ["block", "buffer", "dlpack", "from_dlpack", "host", "view"]),
+]
+CONDITIONS = [
+    "resources/src/stream_order/**/*.rs",
+    *(f"resources/src/pool/central/{file}.rs" for file in ["act", "collect", "ladder", "steps"]),
+]
+# Tests and models change nothing that a program runs.
+NOT_CHANGED = ["**/models.rs", "**/tests.rs", "**/model/**"]
+PACKAGES = ["core", "driver", "resources", "tests"]
 VARIABLE = "MILLPOND_MUTANT"
 # These modules of the packages' tests build programs or make mistakes of their own.
 LEFT_OUT = {"tests::museum", "tests::newcomers"}
+# These files of Python's tests check texts, or need more packages.
+PYTHON_LEFT_OUT = {
+    "test_book",
+    "test_docs",
+    "test_frameworks",
+    "test_headers",
+    "test_rmm_bridge",
+    "test_types",
+}
 # A test sees a change soon or never, so fewer operations than usual suffice.
 SETTINGS = {
     "MILLPOND_ORDER_OPS": "300000",
@@ -62,12 +87,47 @@ pub(crate) fn mutant(number: u32) -> bool {{
 
 
 def drawn(seed: str, count: int, files: list[str]) -> list[dict]:
-    """Draws changes, and numbers them from 1."""
-    only = ["--package=millpond-resources", "--exclude=**/models.rs", "--exclude=**/tests.rs"]
-    command = ["cargo", "mutants", "--list", "--json", *only, *(f"--file={file}" for file in files)]
-    changes = json.loads(subprocess.check_output(command, cwd=ROOT))
+    """Draws changes."""
+    left_out = (f"--exclude={file}" for file in NOT_CHANGED)
+    command = ["cargo", "mutants", "--list", "--json", "--workspace", *left_out]
+    changes = json.loads(subprocess.check_output([*command, *(f"--file={file}" for file in files)], cwd=ROOT))
     changes.sort(key=lambda change: hashlib.sha256(f"{seed} {change['name']}\n".encode()).hexdigest())
-    return [{"number": number} | change for number, change in enumerate(changes[:count], 1)]
+    return [{"draw": seed} | change for change in changes[:count]]
+
+
+def conditions() -> list[dict]:
+    """Lists two changes for each condition."""
+    changes = []
+    for file in (str(path.relative_to(ROOT)) for glob in CONDITIONS for path in sorted(ROOT.glob(glob))):
+        if any(Path(file).match(glob.removeprefix("**/").removesuffix("/**")) for glob in NOT_CHANGED):
+            continue
+        source = Source((ROOT / file).read_bytes())
+        for node in leaves(source.tree):
+            for value in ("true", "false"):
+                (line, column), text = node.start_point, node.text.decode()
+                name = f"{file}:{line + 1}:{column + 1}: replace `{' '.join(text.split())}` with {value}"
+                span = {
+                    side: {"line": point.row + 1, "column": source.column(point)}
+                    for side, point in (("start", node.start_point), ("end", node.end_point))
+                }
+                change = {"draw": "conditions", "file": file, "genre": "Condition", "name": name}
+                changes.append(change | {"replacement": value, "span": span})
+    return changes
+
+
+def leaves(node, decision: bool = False):
+    """The conditions of the decisions in a part of the syntax: what is left without `&&`, `||` and `!`."""
+    kind = node.type
+    operator = node.child_by_field_name("operator")
+    is_logical = kind == "binary_expression" and operator.type in ("&&", "||")
+    is_passed_on = is_logical or kind in ("parenthesized_expression", "let_chain")
+    is_passed_on |= kind == "unary_expression" and node.children[0].type == "!"
+    if decision and not is_passed_on and kind != "let_condition" and node.is_named:
+        yield node
+    is_test = kind == "mod_item" and node.child_by_field_name("name").text == b"tests"
+    for child in () if is_test else node.named_children:
+        is_condition = node.child_by_field_name("condition") == child and kind != "let_condition"
+        yield from leaves(child, is_condition or is_logical or (decision and is_passed_on))
 
 
 @dataclass
@@ -112,6 +172,9 @@ class Source:
         line = self.lines[position["line"] - 1].decode()
         return before + len(line[: position["column"] - 1].encode())
 
+    def column(self, point) -> int:
+        return len(self.lines[point.row][: point.column].decode()) + 1
+
     def add(self, change: dict) -> None:
         start, end = (self.offset(change["span"][side]) for side in ("start", "end"))
         node = self.tree.descendant_for_byte_range(start, end)
@@ -135,7 +198,7 @@ class Source:
             case "UnaryOperator":
                 node = above(node, "unary_expression")
                 self.site(node.start_byte, node.end_byte).append(edit)
-            case "MatchArmGuard":
+            case "MatchArmGuard" | "Condition":
                 self.site(start, end).append(edit)
             case "MatchArm":
                 pattern = above(node, "match_arm").child_by_field_name("pattern")
@@ -230,10 +293,16 @@ def refused_by_compiler(messages: list[dict], tree: Path) -> dict[int, str]:
     """Which changes cause the errors, and the text of their errors."""
     found: dict[int, str] = {}
     for message in messages:
-        for span in sorted(message["spans"], key=lambda span: not span["is_primary"]):
+        spans = [(span, False) for span in sorted(message["spans"], key=lambda span: not span["is_primary"])]
+        # The parts that the compiler would change may lie elsewhere.
+        spans += [(span, True) for child in message["children"] for span in child["spans"]]
+        for span, is_whole_line in spans:
             file = tree / span["file_name"]
             text = file.read_bytes() if file.is_file() else b""
-            numbers = numbers_at(text, span["byte_start"], span["byte_end"])
+            start, end = span["byte_start"], span["byte_end"]
+            if is_whole_line:
+                start, end = text.rfind(b"\n", 0, start) + 1, text.find(b"\n", end)
+            numbers = numbers_at(text, start, end)
             if numbers:
                 found |= dict.fromkeys(numbers, message["message"])
                 break
@@ -250,9 +319,12 @@ def copy_tree(tree: Path) -> None:
 
 
 def instrument(changes: list[dict], tree: Path) -> None:
-    by_file = defaultdict(list, {LIBRARY: []})
+    by_file = defaultdict(list)
     for change in changes:
         by_file[change["file"]].append(change)
+    libraries = {file.partition("/src/")[0] + "/src/lib.rs" for file in by_file}
+    for library in libraries:
+        by_file.setdefault(library, [])
     for file, there in by_file.items():
         source = Source((ROOT / file).read_bytes())
         for change in there:
@@ -262,23 +334,25 @@ def instrument(changes: list[dict], tree: Path) -> None:
                 source.add(change)
             except Refused as why:
                 change["refused"] = str(why)
-        text = source.switched() + (SWITCH.encode() if file == LIBRARY else b"")
+        text = source.switched() + (SWITCH.encode() if file in libraries else b"")
         if (tree / file).read_bytes() != text:
             (tree / file).write_bytes(text)
 
 
 def compile_tests(changes: list[dict], tree: Path) -> list[dict]:
     """Builds the tests, without the changes that do not compile. Returns cargo's messages."""
-    packages = ["--package", "millpond-resources", "--package", "millpond-tests"]
-    command = ["cargo", "test", "--locked", *packages, "--lib", "--test", "it", "--no-run"]
-    environment = {"CARGO_TARGET_DIR": str(ROOT / "target")} | os.environ
+    packages = [f"--package=millpond-{package}" for package in PACKAGES]
+    tests = ["cargo", "test", "--locked", *packages, "--lib", "--test", "it", "--no-run"]
+    libraries = ["cargo", "build", "--locked", "--package=millpond-python", "--package=millpond-capi"]
     while True:
         instrument(changes, tree)
-        done = subprocess.run(
-            [*command, "--message-format=json"], cwd=tree, env=environment, stdout=subprocess.PIPE, text=True
-        )
-        messages = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
-        if done.returncode == 0:
+        messages = []
+        for command in (tests, libraries):
+            code, said = run_cargo(command, tree)
+            messages += said
+            if code:
+                break
+        else:
             return messages
         said = [message["message"] for message in messages if message["reason"] == "compiler-message"]
         errors = [message for message in said if message["level"] == "error"]
@@ -289,6 +363,13 @@ def compile_tests(changes: list[dict], tree: Path) -> list[dict]:
         for change in new:
             change["refused"] = found[change["number"]]
         print(f"{len(new)} changes do not compile", flush=True)
+
+
+def run_cargo(command: list[str], tree: Path) -> tuple[int, list[dict]]:
+    environment = {"CARGO_TARGET_DIR": str(ROOT / "target")} | os.environ
+    command = [*command, "--message-format=json"]
+    done = subprocess.run(command, cwd=tree, env=environment, stdout=subprocess.PIPE, text=True)
+    return done.returncode, [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
 
 
 def keep_binaries(messages: list[dict], folder: Path) -> list[dict]:
@@ -304,11 +385,11 @@ def keep_binaries(messages: list[dict], folder: Path) -> list[dict]:
         tests = re.findall(r"^(.+): test$", listed, re.M)
         if not tests:
             continue
-        binary = folder / "bin" / ("unit" if unit else cwd.name)
+        binary = folder / "bin" / f"{cwd.name}{'_unit' * unit}"
         shutil.copy2(message["executable"], binary)
         subprocess.run(["strip", "--strip-debug", binary], check=True)
         for test in tests:
-            name = "unit" if unit else f"{binary.name}::{test.split('::')[0]}"
+            name = f"{cwd.name}::{'unit' if unit else test.split('::')[0]}"
             if name not in LEFT_OUT:
                 programs[name, binary.name, str(cwd.relative_to(folder))].append(test)
     return [
@@ -317,23 +398,69 @@ def keep_binaries(messages: list[dict], folder: Path) -> list[dict]:
     ]
 
 
+def keep_python(messages: list[dict], folder: Path) -> list[dict]:
+    """Puts the Python package and its tests in the folder, and lists the programs: the files of tests."""
+    source, site = folder / "src/python", folder / "python"
+    shutil.rmtree(site, ignore_errors=True)
+    shutil.copytree(source / "millpond", site / "millpond")
+    built = [file for message in messages for file in message.get("filenames", []) if file.endswith(".so")]
+    for file, target in (
+        ("lib_native.so", "millpond/_native.abi3.so"),
+        ("libmillpond_c.so", "libmillpond_c.so"),
+    ):
+        path = next(path for path in built if Path(path).name == file)
+        shutil.copy2(path, site / target)
+        subprocess.run(["strip", "--strip-debug", site / target], check=True)
+    names = sorted(file.stem for file in (source / "tests").glob("test_*.py"))
+    return [
+        {"name": f"python::{name}", "cwd": "src/python", "tests": collected(folder, name)}
+        for name in names
+        if name not in PYTHON_LEFT_OUT
+    ]
+
+
+def python_command(folder: Path) -> tuple[list, dict[str, str]]:
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--tb=no", "-rfE"]
+    path = [str(folder / "python"), *filter(None, [os.environ.get("PYTHONPATH")])]
+    # A machine with a GPU tests the simulated device, too.
+    environment = {"CUDA_VISIBLE_DEVICES": "", "MILLPOND_LIBRARY": str(folder / "python/libmillpond_c.so")}
+    return command, environment | {"PYTHONDONTWRITEBYTECODE": "1", "PYTHONPATH": os.pathsep.join(path)}
+
+
+def collected(folder: Path, name: str) -> list[str]:
+    """The tests in a file of Python's tests."""
+    command, environment = python_command(folder)
+    command += ["--collect-only", f"tests/{name}.py"]
+    done = subprocess.run(
+        command, cwd=folder / "src/python", env=os.environ | environment, stdout=subprocess.PIPE, text=True
+    )
+    return re.findall(r"^(tests/\S+::.+)$", done.stdout, re.M)
+
+
 def build(options: argparse.Namespace) -> None:
     folder = options.out.resolve()
     tree = folder / "src"
-    changes = drawn(options.seed, options.count, options.files or FILES)
+    changes = [
+        change for seed in options.seed for change in drawn(seed, options.count, options.files or FILES)
+    ]
+    if options.conditions:
+        changes += conditions()
+    for number, change in enumerate(changes, 1):
+        change["number"] = number
     if not changes:
         sys.exit("no changes of these files")
     copy_tree(tree)
-    programs = keep_binaries(compile_tests(changes, tree), folder)
+    messages = compile_tests(changes, tree)
+    programs = keep_binaries(messages, folder) + keep_python(messages, folder)
     for change in changes:
-        del change["diff"]
-    manifest = {"seed": options.seed, "changes": changes, "programs": programs}
+        change.pop("diff", None)
+    manifest = {"changes": changes, "programs": programs}
     (folder / "manifest.json").write_text(json.dumps(manifest, indent=1))
     for old in ("baseline.json", "results.jsonl"):
         (folder / old).unlink(missing_ok=True)
     shutil.copy2(__file__, folder)
     left = [change for change in changes if "refused" not in change]
-    print(f"seed {options.seed}: {len(left)} of {len(changes)} changes are in {folder}")
+    print(f"{len(left)} of {len(changes)} changes are in {folder}")
 
 
 @dataclass
@@ -349,10 +476,10 @@ class Runner:
     def __init__(self, options: argparse.Namespace):
         self.folder = options.folder.resolve()
         self.jobs = options.jobs
+        self.gpu = options.gpu
         self.end = time.monotonic() + options.stop_after
         manifest = json.loads((self.folder / "manifest.json").read_text())
-        self.seed, self.changes = manifest["seed"], manifest["changes"]
-        self.programs = manifest["programs"]
+        self.changes, self.programs = manifest["changes"], manifest["programs"]
         self.only = options.only
         self.lock = threading.Lock()
         self.stopped = threading.Event()
@@ -372,7 +499,14 @@ class Runner:
     def outcome(self, program: dict, tests: list[str], number: int, limit: float) -> Outcome:
         """Runs tests. With a change, only until one fails."""
         environment = SETTINGS | os.environ | {VARIABLE: str(number)}
-        command = [self.folder / "bin" / program["binary"], "--exact", *tests]
+        if "binary" in program:
+            command = [self.folder / "bin" / program["binary"], "--exact", *tests]
+            if self.gpu and program["binary"] == "driver":
+                command.append("--include-ignored")
+        else:
+            command, more = python_command(self.folder)
+            environment |= more
+            command += ["--maxfail=1"] * bool(number) + tests
         start = time.monotonic()
         with tempfile.TemporaryFile() as log:
             process = subprocess.Popen(
@@ -388,7 +522,10 @@ class Runner:
                 while True:
                     code = process.poll()
                     said = os.pread(log.fileno(), 1 << 26, 0).decode(errors="replace")
-                    failed = sorted(set(re.findall(r"^test (\S+)(?: - .*)? \.\.\. .*FAILED", said, re.M)))
+                    failed = sorted(
+                        set(re.findall(r"^test (\S+)(?: - .*)? \.\.\. .*FAILED", said, re.M))
+                        | set(re.findall(r"^(?:FAILED|ERROR) (\S+::.+?)(?: - .*)?$", said, re.M))
+                    )
                     seconds = time.monotonic() - start
                     if code is not None:
                         if code and not failed:
@@ -460,8 +597,9 @@ class Runner:
             tests = [test for test in program["tests"] if test not in failed]
             if tests and not any(test.startswith(("exit ", "no end")) for test in failed):
                 runnable[program["name"]] = (program, tests, baseline[program["name"]]["seconds"])
-        # The unit tests see most changes.
-        order = sorted(runnable, key=lambda name: (name != "unit", runnable[name][2]))
+        # The unit tests see most changes, and Python's tests few.
+        key = lambda name: (not name.endswith("::unit"), name.startswith("python"), runnable[name][2])  # noqa: E731
+        order = sorted(runnable, key=key)
         numbers = [change["number"] for change in self.changes if "refused" not in change]
 
         def one(job: tuple[str, int]) -> None:
@@ -488,13 +626,16 @@ class Runner:
         self.report(numbers)
 
     def report(self, numbers: list[int]) -> None:
-        unseen = [number for number in numbers if number not in self.seen]
-        names = {change["number"]: change["name"] for change in self.changes}
-        for number in unseen:
-            ran = sum((number, program["name"]) in self.passed for program in self.programs)
-            print(f"not seen by {ran} of {len(self.programs)} programs: {number} {names[number]}")
-        share = 100 * len(unseen) / max(len(numbers), 1)
-        print(f"seed {self.seed}: {len(numbers)} ran, {len(unseen)} not seen ({share:.0f} %)")
+        changes = {change["number"]: change for change in self.changes}
+        for draw in dict.fromkeys(change["draw"] for change in self.changes):
+            there = [number for number in numbers if changes[number]["draw"] == draw]
+            unseen = [number for number in there if number not in self.seen]
+            for number in unseen:
+                ran = sum((number, program["name"]) in self.passed for program in self.programs)
+                name = changes[number]["name"]
+                print(f"not seen by {ran} of {len(self.programs)} programs: {number} {name}")
+            share = 100 * len(unseen) / max(len(there), 1)
+            print(f"{draw}: {len(there)} ran, {len(unseen)} not seen ({share:.0f} %)")
 
 
 def main() -> None:
@@ -504,12 +645,14 @@ def main() -> None:
     commands = parser.add_subparsers(dest="command", required=True)
     target = ROOT / "target/mutants"
     build_options = commands.add_parser("build")
-    build_options.add_argument("--seed")
+    build_options.add_argument("--seed", action="append")
     build_options.add_argument("--count", type=int, default=150)
+    build_options.add_argument("--conditions", action="store_true")
     build_options.add_argument("--out", type=Path, default=target)
     build_options.add_argument("files", nargs="*", metavar="FILE")
     run_options = commands.add_parser("run")
     run_options.add_argument("--jobs", type=int, default=1)
+    run_options.add_argument("--gpu", action="store_true")
     run_options.add_argument("--stop-after", type=float, default=float("inf"), metavar="SECONDS")
     run_options.add_argument("--only", action="append", metavar="PROGRAM")
     run_options.add_argument("folder", nargs="?", type=Path, default=target, metavar="DIR")
@@ -519,7 +662,7 @@ def main() -> None:
         return
     if not options.seed:
         commit = ["git", "rev-parse", "--short=8", "HEAD"]
-        options.seed = subprocess.check_output(commit, cwd=ROOT, text=True).strip()
+        options.seed = [subprocess.check_output(commit, cwd=ROOT, text=True).strip()]
     build(options)
 
 

@@ -1,12 +1,13 @@
 #!/usr/bin/env bash
 # Runs on a GPU the files that build.sh gathered next to this script.
 #
-#   ./run.sh [tests|soak|sanitizer|checked|replay|plan|numba|thrust|all]...
+#   ./run.sh [tests|soak|sanitizer|checked|tools|replay|plan|numba|thrust|all]...
 #
 #   tests      every test that needs a GPU, except the soak
 #   soak       the soak, in which kernels write and check tags: 10^6 operations on each stack; and its canary
 #   sanitizer  compute-sanitizer's memcheck over a short soak, and over errors in blocks, which it must find
-#   checked    the tests under compute-sanitizer's memcheck
+#   checked    the tests under compute-sanitizer's memcheck, without those that it cannot run
+#   tools      the soak under each of compute-sanitizer's four tools, at the same time
 #   replay     the logs through the standard stacks, on the GPU and, to compare, on the simulated device
 #   plan       the logs through the pool with and without a plan: 20 passes, then with kernels running
 #   numba      numba-cuda's own tests of memory, over millpond's plug-in and, with CuPy, over CuPy's pool
@@ -15,8 +16,8 @@
 # A step that fails or hangs does not stop the others; the exit code is 0 if every step passed. Output goes to
 # the folder $OUT (gpu-out by default): gpu.log, summary.tsv and the replays' tables and JSON. Environment:
 # STEP_SECONDS limits one command (240), REPEAT is the passes of a replay on the GPU (3), SANITIZER_OPS the
-# operations under the sanitizer (20000), BUSY_FIRST the operations of each log with kernels (16000). The soak
-# reads MILLPOND_SOAK_*.
+# operations under the sanitizer (20000), TOOLS_OPS those under each tool (1000000), BUSY_FIRST the operations
+# of each log with kernels (16000). The soak reads MILLPOND_SOAK_*.
 set -uo pipefail
 
 out=${OUT:-gpu-out}
@@ -87,7 +88,8 @@ print(*{lib.rsplit("/", 1)[0] for lib in found}, sep=":")' 2>/dev/null)
         for module in $(names_in "$binary" | sed 's/::.*//' | sort -u); do
             row=$(basename "$binary" .it).$module
             [[ $row == millpond-tests.soak ]] && continue
-            mapfile -t names < <(names_in "$binary" | grep -E "^$module(::|\$)")
+            mapfile -t names < <(names_in "$binary" | grep -E "^$module(::|\$)" | grep -vE "${left_out:-^$}")
+            ((${#names[@]})) || continue
             attempt "$row${under:+, checked}" ${under:+"${under[@]}"} \
                 "$binary" --ignored --test-threads=1 --exact "${names[@]}"
         done
@@ -99,8 +101,33 @@ soak() {
     grep -aoE '([A-Z][A-Za-z()]*: )?soak of .*' "$one" | sed 's/^/   /'
 }
 
-# Takes longer than all other steps together, so `all` omits it.
-checked() { local under=("${memcheck[@]}"); tests; }
+# Takes longer than all other steps together, so `all` omits it. A pool under the tool maps no pages, and the
+# tool makes the host wait for kernels. So it cannot run these tests of pages and of waits.
+checked() {
+    local under=("${memcheck[@]}")
+    local left_out="decay_gpu::|every_slow_path_leaves|a_vector_orders_no_kernel|the_advice_is_true_on_a_gpu"
+    tests
+}
+
+# The tools share the GPUs of the machine.
+tools() {
+    local stacks=3 gpus tool index=0 start=$SECONDS
+    gpus=$(nvidia-smi -L | wc -l)
+    local -A running=()
+    for tool in memcheck racecheck synccheck initcheck; do
+        CUDA_VISIBLE_DEVICES=$((index++ % gpus)) MILLPOND_SOAK_OPS=$((${TOOLS_OPS:-1000000} / stacks)) \
+            timeout -k 10 "$limit" "$sanitizer" --tool "$tool" --error-exitcode 99 tests/millpond-tests.it \
+            --ignored --test-threads=1 --nocapture no_block_is_shared >"$out/$tool.log" 2>&1 </dev/null &
+        running[$tool]=$!
+    done
+    for tool in "${!running[@]}"; do
+        wait "${running[$tool]}"
+        index=$?
+        cp "$out/$tool.log" "$one"
+        record "soak under $tool" "$index" "$((SECONDS - start))"
+        grep -aE 'ERROR SUMMARY|^soak of' "$one" | sed 's/^/   /'
+    done
+}
 
 sanitizer() {
     local stack mode found='"$@" 2>&1 | tee /dev/stderr | grep -ac "Invalid __global__ write"'
@@ -184,7 +211,7 @@ say "$({ nvidia-smi --query-gpu=name,driver_version,memory.total,compute_cap --f
 say "$(head -n 3 MANIFEST)"
 for step in "${@:-all}"; do
     case $step in
-        tests | soak | sanitizer | checked | replay | plan | numba | thrust) "$step" ;;
+        tests | soak | sanitizer | checked | tools | replay | plan | numba | thrust) "$step" ;;
         all) tests; soak; sanitizer; replay; thrust ;;
         *) echo "unknown step '$step'; use one that the top of this script lists" >&2; exit 2 ;;
     esac

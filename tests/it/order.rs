@@ -1,7 +1,8 @@
 //! Tests seeded programs over several streams, on every stack, under the oracles of stream order.
 //!
 //! `MILLPOND_SEED` runs one seed, `MILLPOND_SUBJECT` one stack. `MILLPOND_ORDER_OPS` sets the number of
-//! operations of all stacks together, and `MILLPOND_ORDER_RACES` the number of races over each stack.
+//! operations of all stacks together, `MILLPOND_ORDER_FROM` the first seed, and `MILLPOND_ORDER_RACES` the
+//! number of races over each stack.
 
 use std::io::Write;
 use std::sync::{Arc, Mutex};
@@ -36,6 +37,7 @@ fn share(subject: &Subject) -> u64 {
 #[test]
 fn programs_on_every_stack_keep_the_order() {
     let wanted = size::named("MILLPOND_ORDER_OPS").unwrap_or(OPERATIONS);
+    let first = size::named("MILLPOND_ORDER_FROM").unwrap_or(0);
     let subjects = subjects::wanted();
     let shares: u64 = subjects.iter().map(share).sum();
     let mut failed = Vec::new();
@@ -45,7 +47,7 @@ fn programs_on_every_stack_keep_the_order() {
         let command = "cargo test -p millpond-tests --test it order::".to_owned();
         let config = Config::for_subject(subject).command(command);
         // Each stack gets its own programs.
-        let seeds = (index * 10_000_000)..u64::MAX;
+        let seeds = (first + index * 10_000_000)..u64::MAX;
         let operations = (wanted * share(subject)).div_ceil(shares);
         let sweep = Sweep::operations(operations).seeds(seeds).or_seed_of_environment();
         match program::sweep(&sweep, &config, &|driver| subject.build(driver)) {
