@@ -55,7 +55,8 @@ CONDITIONS = [
 ]
 # Tests and models change nothing that a program runs.
 NOT_CHANGED = ["**/models.rs", "**/tests.rs", "**/model/**"]
-PACKAGES = ["core", "driver", "resources", "tests"]
+# Each uses those before it.
+PACKAGES = ["core", "driver", "resources", "tests", "python"]
 VARIABLE = "MILLPOND_MUTANT"
 # These modules of the packages' tests build programs or make mistakes of their own.
 LEFT_OUT = {"tests::museum", "tests::newcomers"}
@@ -91,6 +92,13 @@ def drawn(seed: str, count: int, files: list[str]) -> list[dict]:
     left_out = (f"--exclude={file}" for file in NOT_CHANGED)
     command = ["cargo", "mutants", "--list", "--json", "--workspace", *left_out]
     changes = json.loads(subprocess.check_output([*command, *(f"--file={file}" for file in files)], cwd=ROOT))
+    for change in changes:
+        # cargo-mutants does not know the alias of `Result`.
+        made = re.fullmatch(
+            r"DriverResult::(?:new|from)\((.*)\)|DriverResult::from_iter\(\[(.*)\]\)", change["replacement"]
+        )
+        if made:
+            change["replacement"] = f"Ok({made[1] or made[2] or 'Default::default()'})"
     changes.sort(key=lambda change: hashlib.sha256(f"{seed} {change['name']}\n".encode()).hexdigest())
     return [{"draw": seed} | change for change in changes[:count]]
 
@@ -341,7 +349,7 @@ def instrument(changes: list[dict], tree: Path) -> None:
 
 def compile_tests(changes: list[dict], tree: Path) -> list[dict]:
     """Builds the tests, without the changes that do not compile. Returns cargo's messages."""
-    packages = [f"--package=millpond-{package}" for package in PACKAGES]
+    packages = [f"--package=millpond-{package}" for package in PACKAGES[:-1]]
     tests = ["cargo", "test", "--locked", *packages, "--lib", "--test", "it", "--no-run"]
     libraries = ["cargo", "build", "--locked", "--package=millpond-python", "--package=millpond-capi"]
     while True:
@@ -402,7 +410,8 @@ def keep_python(messages: list[dict], folder: Path) -> list[dict]:
     """Puts the Python package and its tests in the folder, and lists the programs: the files of tests."""
     source, site = folder / "src/python", folder / "python"
     shutil.rmtree(site, ignore_errors=True)
-    shutil.copytree(source / "millpond", site / "millpond")
+    for part in ("millpond", "tests"):
+        shutil.copytree(source / part, site / part)
     built = [file for message in messages for file in message.get("filenames", []) if file.endswith(".so")]
     for file, target in (
         ("lib_native.so", "millpond/_native.abi3.so"),
@@ -413,14 +422,24 @@ def keep_python(messages: list[dict], folder: Path) -> list[dict]:
         subprocess.run(["strip", "--strip-debug", site / target], check=True)
     names = sorted(file.stem for file in (source / "tests").glob("test_*.py"))
     return [
-        {"name": f"python::{name}", "cwd": "src/python", "tests": collected(folder, name)}
+        {"name": f"python::{name}", "cwd": "python", "tests": collected(folder, name)}
         for name in names
         if name not in PYTHON_LEFT_OUT
     ]
 
 
 def python_command(folder: Path) -> tuple[list, dict[str, str]]:
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--tb=no", "-rfE"]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "--tb=no",
+        "-rfE",
+        "--rootdir=.",
+    ]
     path = [str(folder / "python"), *filter(None, [os.environ.get("PYTHONPATH")])]
     # A machine with a GPU tests the simulated device, too.
     environment = {"CUDA_VISIBLE_DEVICES": "", "MILLPOND_LIBRARY": str(folder / "python/libmillpond_c.so")}
@@ -432,7 +451,7 @@ def collected(folder: Path, name: str) -> list[str]:
     command, environment = python_command(folder)
     command += ["--collect-only", f"tests/{name}.py"]
     done = subprocess.run(
-        command, cwd=folder / "src/python", env=os.environ | environment, stdout=subprocess.PIPE, text=True
+        command, cwd=folder / "python", env=os.environ | environment, stdout=subprocess.PIPE, text=True
     )
     return re.findall(r"^(tests/\S+::.+)$", done.stdout, re.M)
 
@@ -521,7 +540,7 @@ class Runner:
             try:
                 while True:
                     code = process.poll()
-                    said = os.pread(log.fileno(), 1 << 26, 0).decode(errors="replace")
+                    said = os.pread(log.fileno(), os.fstat(log.fileno()).st_size, 0).decode(errors="replace")
                     failed = sorted(
                         set(re.findall(r"^test (\S+)(?: - .*)? \.\.\. .*FAILED", said, re.M))
                         | set(re.findall(r"^(?:FAILED|ERROR) (\S+::.+?)(?: - .*)?$", said, re.M))
@@ -597,9 +616,6 @@ class Runner:
             tests = [test for test in program["tests"] if test not in failed]
             if tests and not any(test.startswith(("exit ", "no end")) for test in failed):
                 runnable[program["name"]] = (program, tests, baseline[program["name"]]["seconds"])
-        # The unit tests see most changes, and Python's tests few.
-        key = lambda name: (not name.endswith("::unit"), name.startswith("python"), runnable[name][2])  # noqa: E731
-        order = sorted(runnable, key=key)
         numbers = [change["number"] for change in self.changes if "refused" not in change]
 
         def one(job: tuple[str, int]) -> None:
@@ -621,9 +637,24 @@ class Runner:
             if by:
                 print(f"{number} seen by {name}: {by}", flush=True)
 
-        jobs = [(name, number) for name in order for number in numbers]
+        jobs = []
+        for change in (change for change in self.changes if "refused" not in change):
+            crate = change["file"].split("/")[0]
+            for name in (
+                program["name"] for program in self.programs_for(change) if program["name"] in runnable
+            ):
+                there, _, module = name.partition("::")
+                # The unit tests of the changed crate see most changes, and its other tests many of the rest.
+                order = (there != crate, there == "python", module != "unit", runnable[name][2])
+                jobs.append((order, (name, change["number"])))
+        jobs = [job for _, job in sorted(jobs)]
         self.for_all([(name, number) for name, number in jobs if (number, name) not in self.passed], one)
         self.report(numbers)
+
+    def programs_for(self, change: dict) -> list[dict]:
+        """The programs that contain the changed crate."""
+        without = PACKAGES[: PACKAGES.index(change["file"].split("/")[0])]
+        return [program for program in self.programs if program["name"].partition("::")[0] not in without]
 
     def report(self, numbers: list[int]) -> None:
         changes = {change["number"]: change for change in self.changes}
@@ -631,9 +662,10 @@ class Runner:
             there = [number for number in numbers if changes[number]["draw"] == draw]
             unseen = [number for number in there if number not in self.seen]
             for number in unseen:
-                ran = sum((number, program["name"]) in self.passed for program in self.programs)
+                programs = self.programs_for(changes[number])
+                ran = sum((number, program["name"]) in self.passed for program in programs)
                 name = changes[number]["name"]
-                print(f"not seen by {ran} of {len(self.programs)} programs: {number} {name}")
+                print(f"not seen by {ran} of {len(programs)} programs: {number} {name}")
             share = 100 * len(unseen) / max(len(there), 1)
             print(f"{draw}: {len(there)} ran, {len(unseen)} not seen ({share:.0f} %)")
 
@@ -643,7 +675,8 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, usage=argparse.SUPPRESS
     )
     commands = parser.add_subparsers(dest="command", required=True)
-    target = ROOT / "target/mutants"
+    beside = Path(__file__).resolve().parent
+    target = beside if (beside / "manifest.json").exists() else ROOT / "target/mutants"
     build_options = commands.add_parser("build")
     build_options.add_argument("--seed", action="append")
     build_options.add_argument("--count", type=int, default=150)
