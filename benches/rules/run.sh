@@ -10,7 +10,7 @@ out=${1:-rules-out}
 cuda=${CUDA:-/usr/local/cuda}
 mkdir -p "$out"
 failed=0
-for name in capture waits reset memory; do
+for name in capture waits reset memory pools; do
     "${CXX:-g++}" -O1 -std=c++17 -pthread -isystem "$cuda/include" "$here/$name.cpp" -o "$out/$name" \
         -L"$cuda/lib64/stubs" -lcuda || { failed=1; continue; }
     timeout -k 5 150 "$out/$name" >"$out/$name.txt" 2>&1

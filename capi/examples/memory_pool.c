@@ -34,6 +34,26 @@ static int read_block(millpond_device *device, int fd, const uint8_t *data, void
   return 0;
 }
 
+/* A fabric handle also reaches other machines. Without a channel of IMEX, the driver refuses to export it. */
+static int share_by_fabric(millpond_device *device) {
+  millpond_memory_pool_properties properties = {0};
+  properties.handle_types = 8;
+  millpond_memory_pool *pool = NULL, *imported = NULL;
+  uint8_t handle[64];
+  millpond_status status = millpond_memory_pool_new(device, &properties, &pool);
+  if (!status) status = millpond_memory_pool_export_fabric(pool, handle);
+  if (status) {
+    printf("%s\n", millpond_error_message());
+    millpond_memory_pool_free(pool);
+    return status != MILLPOND_STATUS_UNSUPPORTED;
+  }
+  if (millpond_memory_pool_import_fabric(device, handle, &imported)) return failed("no import");
+  printf("64 bytes shared the pool\n");
+  millpond_memory_pool_free(imported);
+  millpond_memory_pool_free(pool);
+  return 0;
+}
+
 int main(int count, char **arguments) {
   const char *name = count > 1 ? arguments[1] : NULL; /* the first GPU, or a simulated one */
   millpond_device *device = NULL;
@@ -65,6 +85,7 @@ int main(int count, char **arguments) {
   if (millpond_memory_pool_export_pointer(pool, block, data)) return failed("no description");
   if (read_block(device, fd, data, stream)) return 1;
   close(fd);
+  if (share_by_fabric(device)) return 1;
 
   if (millpond_deallocate(resource, block, 1000, 0, stream)) return failed("no free");
   uint64_t used = 1, high = 0, threshold = 0, is_on = 1;
@@ -75,6 +96,23 @@ int main(int count, char **arguments) {
     return failed("no attribute");
   printf("%llu bytes in use, at most %llu; threshold %llu, reuse %llu\n", (unsigned long long)used,
          (unsigned long long)high, (unsigned long long)threshold, (unsigned long long)is_on);
+
+  /* The host accesses pools of host memory, and the device does once it is allowed to. */
+  millpond_memory_pool *host = NULL, *default_pool = NULL;
+  uint32_t of_host = 9, of_device = 9, of_numa = 9;
+  if (millpond_memory_pool_default_for(device, 2, 0, false, &host)) return failed("no pool of the host");
+  if (millpond_memory_pool_set_access(host, device, 3)) return failed("no access");
+  if (millpond_memory_pool_get_access(host, device, &of_device) ||
+      millpond_memory_pool_get_host_access(host, 2, 0, &of_host) ||
+      millpond_memory_pool_get_host_access(pool, 3, 0, &of_numa))
+    return failed("no answer");
+  printf("the host's pool: device %u, host %u; the device's: host %u\n", of_device, of_host, of_numa);
+  if (millpond_memory_pool_set_host_access(host, 2, 0, 3)) return failed("no access");
+  if (millpond_memory_pool_set_host_access(pool, 2, 0, 3) != MILLPOND_STATUS_INVALID_ARGUMENT) return 1;
+  if (millpond_memory_pool_set_host_access(pool, 1, 0, 3) != MILLPOND_STATUS_INVALID_ARGUMENT) return 1;
+  if (millpond_memory_pool_default_for(device, 1, 0, false, &default_pool)) return failed("no default pool");
+  millpond_memory_pool_free(default_pool);
+  millpond_memory_pool_free(host);
 
   /* A current pool lives without its handles. */
   millpond_memory_pool *before = NULL, *current = NULL;

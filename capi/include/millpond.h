@@ -481,6 +481,15 @@ millpond_status millpond_memory_pool_current(const millpond_device *device,
 millpond_status millpond_memory_pool_default(const millpond_device *device,
                                              millpond_memory_pool **pool);
 
+/// Returns the default pool of a location and a kind of memory (`cuMemGetDefaultMemPool`), as a
+/// handle that the caller owns. A pool other than the device's default pool needs CUDA 13.0.
+/// `location_type` and `location_id` have the same meaning as in `millpond_memory_pool_properties`.
+///
+/// Requires: `device` is a handle from this library; `pool` is valid for writes.
+millpond_status millpond_memory_pool_default_for(const millpond_device *device,
+                                                 uint32_t location_type, int32_t location_id,
+                                                 bool is_managed, millpond_memory_pool **pool);
+
 /// Returns a handle of a pool that other code made and must destroy.
 ///
 /// Requires: `device` is a handle from this library. The pool `raw` (`CUmemoryPool`) belongs to
@@ -573,6 +582,25 @@ millpond_status millpond_memory_pool_get_access(const millpond_memory_pool *pool
 millpond_status millpond_memory_pool_set_access(const millpond_memory_pool *pool,
                                                 const millpond_device *device, uint32_t access);
 
+/// Writes the host's access to the pool's memory, with the numbers of
+/// `millpond_memory_pool_get_access`. The location has CUDA's numbers (`CUmemLocationType`): type 2
+/// is the host, 3 is the NUMA node `location_id` of the host, and 4 is the NUMA node of the calling
+/// thread.
+///
+/// Requires: `pool` is a handle from this library; `access` is valid for writes.
+millpond_status millpond_memory_pool_get_host_access(const millpond_memory_pool *pool,
+                                                     uint32_t location_type, int32_t location_id,
+                                                     uint32_t *access);
+
+/// Sets the host's access to the pool's memory, with the numbers of
+/// `millpond_memory_pool_get_host_access`. Returns `MILLPOND_STATUS_INVALID_ARGUMENT` if the driver
+/// refuses this access.
+///
+/// Requires: `pool` is a handle from this library.
+millpond_status millpond_memory_pool_set_host_access(const millpond_memory_pool *pool,
+                                                     uint32_t location_type, int32_t location_id,
+                                                     uint32_t access);
+
 /// A block of another process, opened in this process. The handle keeps the imported pool.
 typedef struct millpond_imported_allocation millpond_imported_allocation;
 
@@ -593,6 +621,24 @@ millpond_status millpond_memory_pool_export_fd(const millpond_memory_pool *pool,
 /// block.
 millpond_status millpond_memory_pool_import_fd(const millpond_device *device, int32_t fd,
                                                millpond_memory_pool **pool);
+
+/// Writes the 64 bytes of a fabric handle with which another process can import the pool (with
+/// `millpond_memory_pool_import_fabric`), also on another machine of the same NVLink domain. The
+/// pool must have been made with the handle type 8.
+///
+/// Requires: `pool` is a handle from this library; 64 bytes can be written to `handle`.
+millpond_status millpond_memory_pool_export_fabric(const millpond_memory_pool *pool,
+                                                   uint8_t *handle);
+
+/// Imports a pool of another process, as `millpond_memory_pool_import_fd` does, from the 64 bytes
+/// of `millpond_memory_pool_export_fabric`. Returns `MILLPOND_STATUS_UNSUPPORTED` if this process
+/// cannot open the exporter's IMEX channel.
+///
+/// Requires: `device` is a handle from this library; 64 bytes can be read from `handle`; `pool` is
+/// valid for writes. The rules of `millpond_memory_pool_import_fd` for blocks hold.
+millpond_status millpond_memory_pool_import_fabric(const millpond_device *device,
+                                                   const uint8_t *handle,
+                                                   millpond_memory_pool **pool);
 
 /// Writes 64 bytes that describe a block of the pool to a process that imported the pool.
 ///

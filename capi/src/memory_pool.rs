@@ -4,7 +4,7 @@ use std::ffi::c_void;
 use std::ptr::without_provenance_mut;
 
 use millpond_core::driver::{
-    AccessFlags, HandleTypes, MemAllocationType, MemLocation, MemPool, MemPoolProps,
+    AccessFlags, AccessLocation, HandleTypes, MemAllocationType, MemLocation, MemPool, MemPoolProps,
 };
 use millpond_core::{DeviceMemoryResourceExt, Error, Result, find_trait};
 use millpond_resources::CudaAsyncViewMemoryResource;
@@ -103,13 +103,8 @@ impl Attribute {
 
 impl MemoryPoolProperties {
     fn options(self) -> Result<MemoryPoolOptions> {
-        let (kind, id) = (u64::from(self.location_type.max(1)), self.location_id.cast_unsigned());
-        let location = MemLocation::from_cuda(kind, u64::from(id)).ok_or_else(|| {
-            let text = format!("there is no location of type {kind}; pass 1, 2 or 3");
-            Error::invalid_argument(text)
-        })?;
         let options = MemoryPoolOptions::new()
-            .location(location)
+            .location(location_of(self.location_type, self.location_id)?)
             .handles(HandleTypes::from_bits(self.handle_types))
             .max_bytes(self.max_bytes)
             .hw_decompress(self.hw_decompress);
@@ -126,6 +121,28 @@ impl MemoryPoolProperties {
             max_bytes: props.max_bytes,
         }
     }
+}
+
+/// Returns the location with CUDA's numbers. Zeros are the device.
+fn location_of(kind: u32, id: i32) -> Result<MemLocation> {
+    let found = MemLocation::from_cuda(kind.max(1).into(), id.cast_unsigned().into());
+    found.ok_or_else(|| {
+        Error::invalid_argument(format!("there is no location of type {kind}; pass 1, 2, 3 or 4"))
+    })
+}
+
+/// Returns the place of the host with CUDA's numbers, from which a pool is accessed.
+fn host_of(kind: u32, id: i32) -> Result<AccessLocation> {
+    Ok(match location_of(kind, id)? {
+        MemLocation::Host => AccessLocation::Host,
+        MemLocation::HostNuma(node) => AccessLocation::HostNuma(node),
+        MemLocation::HostNumaCurrent => AccessLocation::HostNumaCurrent,
+        MemLocation::Device => {
+            let text = "the location is a device; pass a type of 2, 3 or 4, or call \
+                        millpond_memory_pool_get_access or millpond_memory_pool_set_access";
+            return Err(Error::invalid_argument(text));
+        }
+    })
 }
 
 pub(crate) fn with_pool(
@@ -182,6 +199,29 @@ pub unsafe extern "C" fn millpond_memory_pool_default(
 ) -> Status {
     with_device(device, |driver| {
         let found = memory_pool::MemoryPool::default_of(driver.clone())?;
+        // SAFETY: the caller's promise.
+        unsafe { put_handle(pool, MemoryPool(found)) }
+    })
+}
+
+/// Returns the default pool of a location and a kind of memory (`cuMemGetDefaultMemPool`), as a handle that
+/// the caller owns. A pool other than the device's default pool needs CUDA 13.0. `location_type` and
+/// `location_id` have the same meaning as in `millpond_memory_pool_properties`.
+///
+/// # Safety
+/// `device` is a handle from this library; `pool` is valid for writes.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn millpond_memory_pool_default_for(
+    device: *const Device,
+    location_type: u32,
+    location_id: i32,
+    is_managed: bool,
+    pool: *mut *mut MemoryPool,
+) -> Status {
+    with_device(device, |driver| {
+        let location = location_of(location_type, location_id)?;
+        let kind = if is_managed { MemAllocationType::Managed } else { MemAllocationType::Pinned };
+        let found = memory_pool::MemoryPool::default_for(driver.clone(), location, kind)?;
         // SAFETY: the caller's promise.
         unsafe { put_handle(pool, MemoryPool(found)) }
     })
@@ -392,10 +432,8 @@ pub unsafe extern "C" fn millpond_memory_pool_get_access(
     with_pool(pool, |pool| {
         // SAFETY: the caller's promise.
         let device = unsafe { borrowed(device, "the device") }?.0.device();
-        let flags = pool.access(device)?;
-        let number = ACCESS.into_iter().find(|(_, known)| *known == flags).map_or(0, |(number, _)| number);
         // SAFETY: the caller's promise.
-        unsafe { put(access, number) }
+        unsafe { put(access, number_of(pool.access(device)?)) }
     })
 }
 
@@ -413,16 +451,57 @@ pub unsafe extern "C" fn millpond_memory_pool_set_access(
     with_pool(pool, |pool| {
         // SAFETY: the caller's promise.
         let device = unsafe { borrowed(device, "the device") }?.0.device();
-        let found = ACCESS.into_iter().find(|(number, _)| *number == access);
-        let (_, flags) = found
-            .ok_or_else(|| Error::invalid_argument(format!("there is no access {access}; pass 0, 1 or 3")))?;
-        pool.set_access(flags, &[device])
+        pool.set_access(flags_of(access)?, &[device])
     })
+}
+
+/// Writes the host's access to the pool's memory, with the numbers of `millpond_memory_pool_get_access`. The
+/// location has CUDA's numbers (`CUmemLocationType`): type 2 is the host, 3 is the NUMA node `location_id` of
+/// the host, and 4 is the NUMA node of the calling thread.
+///
+/// # Safety
+/// `pool` is a handle from this library; `access` is valid for writes.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn millpond_memory_pool_get_host_access(
+    pool: *const MemoryPool,
+    location_type: u32,
+    location_id: i32,
+    access: *mut u32,
+) -> Status {
+    with_pool(pool, |pool| {
+        let found = pool.access(host_of(location_type, location_id)?)?;
+        // SAFETY: the caller's promise.
+        unsafe { put(access, number_of(found)) }
+    })
+}
+
+/// Sets the host's access to the pool's memory, with the numbers of `millpond_memory_pool_get_host_access`.
+/// Returns `MILLPOND_STATUS_INVALID_ARGUMENT` if the driver refuses this access.
+///
+/// # Safety
+/// `pool` is a handle from this library.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn millpond_memory_pool_set_host_access(
+    pool: *const MemoryPool,
+    location_type: u32,
+    location_id: i32,
+    access: u32,
+) -> Status {
+    with_pool(pool, |pool| pool.set_access(flags_of(access)?, &[host_of(location_type, location_id)?]))
 }
 
 /// CUDA's numbers of the kinds of access.
 const ACCESS: [(u32, AccessFlags); 3] =
     [(0, AccessFlags::None), (1, AccessFlags::Read), (3, AccessFlags::ReadWrite)];
+
+fn number_of(flags: AccessFlags) -> u32 {
+    ACCESS.into_iter().find(|(_, known)| *known == flags).map_or(0, |(number, _)| number)
+}
+
+fn flags_of(number: u32) -> Result<AccessFlags> {
+    let found = ACCESS.into_iter().find(|(known, _)| *known == number).map(|(_, flags)| flags);
+    found.ok_or_else(|| Error::invalid_argument(format!("there is no access {number}; pass 0, 1 or 3")))
+}
 
 /// The memory that the graphs of a device allocate in their own nodes. All sizes are in bytes.
 #[repr(C)]

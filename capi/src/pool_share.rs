@@ -1,10 +1,11 @@
-//! The driver's pools between processes: file descriptors of pools, and descriptions of blocks.
+//! The driver's pools between processes: file descriptors and fabric handles of pools, and descriptions of
+//! blocks.
 
 use std::ffi::c_void;
 use std::os::fd::{AsRawFd, BorrowedFd, IntoRawFd};
 use std::ptr::without_provenance_mut;
 
-use millpond_core::driver::MemPoolPtrData;
+use millpond_core::driver::{FabricHandle, MemPoolPtrData};
 use millpond_core::{DevicePtr, Error};
 use millpond_resources::memory_pool;
 
@@ -53,6 +54,48 @@ pub unsafe extern "C" fn millpond_memory_pool_import_fd(
         // SAFETY: the caller's promise.
         let imported =
             unsafe { memory_pool::MemoryPool::import_fd(driver.clone(), BorrowedFd::borrow_raw(fd)) }?;
+        // SAFETY: the caller's promise.
+        unsafe { put_handle(pool, MemoryPool(imported)) }
+    })
+}
+
+/// Writes the 64 bytes of a fabric handle with which another process can import the pool (with
+/// `millpond_memory_pool_import_fabric`), also on another machine of the same NVLink domain. The pool must
+/// have been made with the handle type 8.
+///
+/// # Safety
+/// `pool` is a handle from this library; 64 bytes can be written to `handle`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn millpond_memory_pool_export_fabric(
+    pool: *const MemoryPool,
+    handle: *mut u8,
+) -> Status {
+    with_pool(pool, |pool| {
+        let exported = pool.export_fabric()?;
+        // SAFETY: the caller's promise.
+        unsafe { put(handle.cast::<[u8; 64]>(), exported.0) }
+    })
+}
+
+/// Imports a pool of another process, as `millpond_memory_pool_import_fd` does, from the 64 bytes of
+/// `millpond_memory_pool_export_fabric`. Returns `MILLPOND_STATUS_UNSUPPORTED` if this process cannot open
+/// the exporter's IMEX channel.
+///
+/// # Safety
+/// `device` is a handle from this library; 64 bytes can be read from `handle`; `pool` is valid for writes.
+/// The rules of `millpond_memory_pool_import_fd` for blocks hold.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn millpond_memory_pool_import_fabric(
+    device: *const Device,
+    handle: *const u8,
+    pool: *mut *mut MemoryPool,
+) -> Status {
+    with_device(device, |driver| {
+        // SAFETY: the caller's promise.
+        let handle = *unsafe { borrowed(handle.cast::<[u8; 64]>(), "the fabric handle") }?;
+        // SAFETY: the caller's promise.
+        let imported =
+            unsafe { memory_pool::MemoryPool::import_fabric(driver.clone(), &FabricHandle(handle)) }?;
         // SAFETY: the caller's promise.
         unsafe { put_handle(pool, MemoryPool(imported)) }
     })

@@ -45,6 +45,28 @@ def _bytes(size: Size, name: str) -> int:
     return mr._bytes(size, name)
 
 
+def _place(location: object, numa: object, here: bool = False) -> tuple[int, int]:
+    """Return CUDA's numbers of a location. `here` also allows the NUMA node of the thread."""
+    _arguments.choice(location, "location", ("device", "host"))
+    if numa is None:
+        return (1, 0) if location == "device" else (2, 0)
+    if location == "device":
+        raise ValueError("`numa` is for host memory; pass location='host', or omit it")
+    if here and isinstance(numa, str) and numa == "current":
+        return (4, 0)
+    allowed = "the number of a NUMA node, " + ("'current', " if here else "") + "or None"
+    return (3, _arguments.whole(numa, "numa", allowed, most=(1 << 31) - 1))
+
+
+def _data(data: object, name: str, allowed: str) -> bytes:
+    """Return 64 bytes."""
+    if not isinstance(data, (bytes, bytearray)):
+        raise _arguments.wrong(TypeError, name, allowed, data)
+    if len(data) != 64:
+        raise _arguments.wrong(ValueError, name, allowed, data)
+    return bytes(data)
+
+
 def _device(device: DeviceLike | None, name: str = "device") -> Device:
     from . import mr
 
@@ -95,14 +117,8 @@ class MemoryPool:
         reuse: str | None = None,
         device: DeviceLike | None = None,
     ) -> None:
-        _arguments.choice(location, "location", ("device", "host"))
+        place = _place(location, numa)
         _arguments.choice(handles, "handles", _HANDLES)
-        place = (1, 0) if location == "device" else (2, 0)
-        if numa is not None:
-            node = _arguments.whole(numa, "numa", "the number of a NUMA node, or None", most=(1 << 31) - 1)
-            if location == "device":
-                raise ValueError("`numa` is for a pool of host memory; pass location='host', or omit it")
-            place = (3, node)
         self._pool = PoolHandle.new(
             _device(device),
             place,
@@ -140,21 +156,32 @@ class MemoryPool:
         return MemoryPool._of(PoolHandle.current(_device(device)))
 
     @staticmethod
-    def default(device: DeviceLike | None = None) -> "MemoryPool":
-        """Return the default pool of a device, which belongs to the driver.
+    def default(
+        device: DeviceLike | None = None,
+        *,
+        location: str = "device",
+        numa: int | None = None,
+        managed: bool = False,
+    ) -> "MemoryPool":
+        """Return a default pool, which belongs to the driver.
 
         Args:
             device: The device or its number; None means the current device.
+            location: "device", or "host" for pinned host memory, which needs CUDA 13.0.
+            numa: The NUMA node of the host. None means any node.
+            managed: Whether the memory is managed, which needs CUDA 13.0.
 
         Raises:
-            UnsupportedError: The device has no pools.
+            UnsupportedError: The driver or the device has no such pool.
 
         Example:
             >>> import millpond
             >>> millpond.mr.MemoryPool.default().release_threshold
             0
+            >>> managed = millpond.mr.MemoryPool.default(managed=True)
         """
-        return MemoryPool._of(PoolHandle.default(_device(device)))
+        place = _place(location, numa)
+        return MemoryPool._of(PoolHandle.default(_device(device), place, _arguments.flag(managed, "managed")))
 
     @staticmethod
     def from_handle(pool_handle: int, *, device: DeviceLike | None = None) -> "MemoryPool":
@@ -218,6 +245,27 @@ class MemoryPool:
         """
         number = _arguments.whole(fd, "fd", "a file descriptor", most=(1 << 31) - 1)
         return MemoryPool._of(PoolHandle.import_fd(_device(device), number))
+
+    @staticmethod
+    def import_fabric(handle: bytes, *, device: DeviceLike | None = None) -> "MemoryPool":
+        """Import a pool of another process, also on another machine, with the rules of `import_fd`.
+
+        Args:
+            handle: The 64 bytes from `export_fabric`.
+            device: The device or its number; None means the current device.
+
+        Raises:
+            InvalidArgumentError: `handle` names no pool that the device can reach.
+            UnsupportedError: This process cannot open the exporter's IMEX channel.
+
+        Example:
+            >>> import millpond
+            >>> pool = millpond.mr.MemoryPool(handles="fabric")
+            >>> millpond.mr.MemoryPool.import_fabric(pool.export_fabric()).is_imported
+            True
+        """
+        data = _data(handle, "handle", "the 64 bytes from `export_fabric`")
+        return MemoryPool._of(PoolHandle.import_fabric(_device(device), data))
 
     def resource(self) -> "CudaAsyncViewMemoryResource":
         """Return a resource that allocates from this pool, as a base for a stack. It keeps the pool.
@@ -362,7 +410,7 @@ class MemoryPool:
         """How many bytes the pool keeps when the program synchronizes. It can be set, also to a text.
 
         Raises:
-            UnsupportedError: The pool was imported, and the value is set.
+            UnsupportedError: The pool was imported.
 
         Example:
             >>> import millpond
@@ -382,7 +430,7 @@ class MemoryPool:
         """How the driver reuses memory that other streams have freed. It can be set.
 
         Raises:
-            UnsupportedError: The pool was imported, and the value is set.
+            UnsupportedError: The pool was imported.
 
         Example:
             >>> import millpond
@@ -462,6 +510,9 @@ class MemoryPool:
     def reset_highs(self) -> None:
         """Restart `reserved_high` and `used_high` from the bytes of now.
 
+        Raises:
+            UnsupportedError: The pool was imported.
+
         Example:
             >>> import millpond
             >>> millpond.mr.MemoryPool().reset_highs()
@@ -488,31 +539,59 @@ class MemoryPool:
         """
         return self._pool.trim(_bytes(keep_bytes, "keep_bytes"))
 
-    def access(self, device: DeviceLike | None = None) -> str:
-        """Return a device's access to the pool's memory: "none", "read" or "read_write".
+    def access(
+        self,
+        device: DeviceLike | None = None,
+        *,
+        location: str = "device",
+        numa: int | str | None = None,
+    ) -> str:
+        """Return the access of a device or of the host to the pool's memory: "none", "read" or "read_write".
 
         Args:
             device: The device or its number; None means the current device.
+            location: "device", or "host" for the host, which is not a device.
+            numa: With location="host": one NUMA node, or "current" for the node of this thread.
+
+        Raises:
+            InvalidArgumentError: The driver does not know the place.
 
         Example:
             >>> import millpond
-            >>> millpond.mr.MemoryPool().access()
-            'read_write'
+            >>> pool = millpond.mr.MemoryPool()
+            >>> pool.access(), pool.access(location="host")
+            ('read_write', 'none')
         """
-        number = self._pool.access(_device(device))
+        place = _place(location, numa, here=True)
+        if location == "device":
+            number = self._pool.access(_device(device))
+        elif device is None:
+            number = self._pool.host_access(place)
+        else:
+            raise ValueError("give `device` or location='host', not both")
         return next(word for word, known in _ACCESS.items() if known == number)
 
-    def set_access(self, access: str, devices: DeviceLike | Iterable[DeviceLike]) -> None:
-        """Set the access of devices to the pool's memory, also to memory that the pool allocates later.
+    def set_access(
+        self,
+        access: str,
+        devices: DeviceLike | Iterable[DeviceLike] | None = None,
+        *,
+        location: str = "device",
+        numa: int | str | None = None,
+    ) -> None:
+        """Set the access of devices or of the host, also to memory that the pool allocates later.
 
         A pool of host memory needs this call before its own device can use the memory.
 
         Args:
             access: "none", "read" or "read_write".
-            devices: One device, or several. Each is a device or its number.
+            devices: One device, or several. Each is a device or its number. None means the current device.
+            location: "device", or "host" for the host, which is not a device.
+            numa: With location="host": one NUMA node, or "current" for the node of this thread.
 
         Raises:
-            InvalidArgumentError: One of the devices cannot access the memory.
+            InvalidArgumentError: One of the devices cannot access the memory, or the driver refuses this
+                access to the host.
             ValueError: `access` is malformed.
 
         Example:
@@ -523,8 +602,14 @@ class MemoryPool:
         _arguments.choice(access, "access", _ACCESS)
         from . import mr
 
-        for device in mr._devices(devices, "devices"):
-            self._pool.set_access(device, _ACCESS[access])
+        place = _place(location, numa, here=True)
+        if location == "device":
+            for device in mr._devices(devices, "devices"):
+                self._pool.set_access(device, _ACCESS[access])
+        elif devices is None:
+            self._pool.set_host_access(place, _ACCESS[access])
+        else:
+            raise ValueError("give `devices` or location='host', not both")
 
     def export_fd(self) -> int:
         """Return a new file descriptor with which another process can import the pool. The caller closes it.
@@ -541,6 +626,23 @@ class MemoryPool:
             >>> os.close(millpond.mr.MemoryPool(handles="fd").export_fd())
         """
         return self._pool.export_fd()
+
+    def export_fabric(self) -> bytes:
+        """Return a fabric handle of 64 bytes, with which another process can import the pool.
+
+        The process may run on another machine of the same NVLink domain. Both processes must be able to open
+        the same IMEX channel (`/dev/nvidia-caps-imex-channels/channel0`).
+
+        Raises:
+            InvalidArgumentError: The pool was made without handles="fabric".
+            UnsupportedError: The pool was imported.
+
+        Example:
+            >>> import millpond
+            >>> len(millpond.mr.MemoryPool(handles="fabric").export_fabric())
+            64
+        """
+        return self._pool.export_fabric()
 
     def export_pointer(self, ptr: int) -> bytes:
         """Return 64 bytes that describe a block to a process that imported the pool.
@@ -586,13 +688,9 @@ class MemoryPool:
             b'abc'
             >>> os.close(fd)
         """
-        allowed = "the 64 bytes from `export_pointer`"
-        if not isinstance(data, (bytes, bytearray)):
-            raise _arguments.wrong(TypeError, "data", allowed, data)
-        if len(data) != 64:
-            raise _arguments.wrong(ValueError, "data", allowed, data)
+        block = _data(data, "data", "the 64 bytes from `export_pointer`")
         whole = _arguments.whole_bytes(size, "size", "a whole number of bytes")
-        return ImportedAllocation._of(self._pool.import_pointer(bytes(data)), whole)
+        return ImportedAllocation._of(self._pool.import_pointer(block), whole)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, MemoryPool):

@@ -413,7 +413,8 @@ class CudaAsyncMemoryResource(DeviceMemoryResource):
         release_threshold: When the program synchronizes, the pool returns free memory beyond this size to the
             device. It is a number of bytes or a text. With None, the pool keeps all free memory.
         enable_ipc: Whether other processes can open the memory through a file descriptor.
-        enable_fabric: Whether other nodes can open the memory through a fabric handle.
+        enable_fabric: Whether other machines can open the memory through a fabric handle, which
+            `MemoryPool.of(resource).export_fabric()` returns.
         max: The largest size of the pool: bytes, a text, or a share such as "50%". None sets no limit.
         reuse: How the driver reuses memory that other streams have freed: "follow/opportunistic/internal",
             some of these words, or "own". None means all three.
@@ -1507,7 +1508,7 @@ def _device(device: DeviceLike | None, name: str = "device") -> Device:
     return Device.find(_arguments.whole(device, name, allowed, most=(1 << 32) - 1))
 
 
-def _devices(devices: DeviceLike | Iterable[DeviceLike], name: str) -> list[Device]:
+def _devices(devices: DeviceLike | Iterable[DeviceLike] | None, name: str) -> list[Device]:
     """Return the devices of an argument that names one device or several."""
     several: Any = [devices]
     if isinstance(devices, Iterable) and not isinstance(devices, (str, bytes)):

@@ -176,7 +176,7 @@ functions! {
     resource_async_view: fn(Raw, Raw, *mut Raw) -> i32;
     memory_pool_new: fn(Raw, *const Properties, *mut Raw) -> i32;
     memory_pool_current: fn(Raw, *mut Raw) -> i32;
-    memory_pool_default: fn(Raw, *mut Raw) -> i32;
+    memory_pool_default_for: fn(Raw, u32, i32, bool, *mut Raw) -> i32;
     memory_pool_from_raw: fn(Raw, Raw, *mut Raw) -> i32;
     memory_pool_of_resource: fn(Raw, *mut Raw) -> i32;
     memory_pool_free: fn(Raw);
@@ -191,8 +191,12 @@ functions! {
     memory_pool_trim: fn(Raw, u64, *mut u64) -> i32;
     memory_pool_get_access: fn(Raw, Raw, *mut u32) -> i32;
     memory_pool_set_access: fn(Raw, Raw, u32) -> i32;
+    memory_pool_get_host_access: fn(Raw, u32, i32, *mut u32) -> i32;
+    memory_pool_set_host_access: fn(Raw, u32, i32, u32) -> i32;
     memory_pool_export_fd: fn(Raw, *mut i32) -> i32;
     memory_pool_import_fd: fn(Raw, i32, *mut Raw) -> i32;
+    memory_pool_export_fabric: fn(Raw, *mut u8) -> i32;
+    memory_pool_import_fabric: fn(Raw, *const u8, *mut Raw) -> i32;
     memory_pool_export_pointer: fn(Raw, Raw, *mut u8) -> i32;
     memory_pool_import_pointer: fn(Raw, *const u8, *mut Raw, *mut Raw) -> i32;
     imported_allocation_free_on: fn(Raw, Raw) -> i32;

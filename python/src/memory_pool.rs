@@ -101,9 +101,12 @@ impl PoolHandle {
     }
 
     #[staticmethod]
-    fn default(py: Python<'_>, device: &Device) -> PyResult<Self> {
+    fn default(py: Python<'_>, device: &Device, location: (u32, i32), is_managed: bool) -> PyResult<Self> {
+        let (kind, id) = location;
         // SAFETY: the device's handle is live, and the result may be written.
-        Self::made(py, |pool| unsafe { (api().memory_pool_default)(device.0.0, pool) })
+        Self::made(py, |pool| unsafe {
+            (api().memory_pool_default_for)(device.0.0, kind, id, is_managed, pool)
+        })
     }
 
     #[staticmethod]
@@ -127,6 +130,12 @@ impl PoolHandle {
         // SAFETY: the device's handle is live; the caller vouches for the descriptor; the result may be
         // written.
         Self::made(py, |pool| unsafe { (api().memory_pool_import_fd)(device.0.0, fd, pool) })
+    }
+
+    #[staticmethod]
+    fn import_fabric(py: Python<'_>, device: &Device, handle: [u8; 64]) -> PyResult<Self> {
+        // SAFETY: the device's handle is live; 64 bytes may be read; the result may be written.
+        Self::made(py, |pool| unsafe { (api().memory_pool_import_fabric)(device.0.0, handle.as_ptr(), pool) })
     }
 
     /// Builds `made` as a resource over the pool.
@@ -197,21 +206,37 @@ impl PoolHandle {
         self.call(py, |pool, _: *mut ()| unsafe { (api().memory_pool_set_access)(pool, device.0.0, access) })
     }
 
+    fn host_access(&self, py: Python<'_>, location: (u32, i32)) -> PyResult<u32> {
+        let (kind, id) = location;
+        // SAFETY: the handle is live, and the result may be written.
+        self.call(py, |pool, access| unsafe { (api().memory_pool_get_host_access)(pool, kind, id, access) })
+    }
+
+    fn set_host_access(&self, py: Python<'_>, location: (u32, i32), access: u32) -> PyResult<()> {
+        let (kind, id) = location;
+        self.call(py, |pool, _: *mut ()| {
+            // SAFETY: the handle is live.
+            unsafe { (api().memory_pool_set_host_access)(pool, kind, id, access) }
+        })
+    }
+
     fn export_fd(&self, py: Python<'_>) -> PyResult<i32> {
         // SAFETY: the handle is live, and the result may be written.
         self.call(py, |pool, fd| unsafe { (api().memory_pool_export_fd)(pool, fd) })
     }
 
+    /// Returns the 64 bytes of a fabric handle.
+    fn export_fabric(&self, py: Python<'_>) -> PyResult<Cow<'static, [u8]>> {
+        // SAFETY: the handle is live, and 64 bytes may be written.
+        exported(py, |handle| unsafe { (api().memory_pool_export_fabric)(self.0.raw, handle) })
+    }
+
     /// Returns the 64 bytes that describe a block.
     fn export_pointer(&self, py: Python<'_>, ptr: usize) -> PyResult<Cow<'static, [u8]>> {
-        let mut data = vec![0; 64];
-        let place = data.as_mut_slice();
-        py.detach(|| {
-            let ptr = without_provenance_mut(ptr);
+        exported(py, |data| {
             // SAFETY: the handle is live, and 64 bytes may be written.
-            check(unsafe { (api().memory_pool_export_pointer)(self.0.raw, ptr, place.as_mut_ptr()) })
-        })?;
-        Ok(data.into())
+            unsafe { (api().memory_pool_export_pointer)(self.0.raw, without_provenance_mut(ptr), data) }
+        })
     }
 
     /// Opens a block from its 64 bytes.
@@ -227,6 +252,14 @@ impl PoolHandle {
         })?;
         Ok(ImportedHandle { block: made.0, address: made.1 })
     }
+}
+
+/// Returns the 64 bytes that a call writes.
+fn exported(py: Python<'_>, call: impl FnOnce(*mut u8) -> i32 + Send) -> PyResult<Cow<'static, [u8]>> {
+    let mut bytes = vec![0; 64];
+    let place = bytes.as_mut_slice();
+    py.detach(|| check(call(place.as_mut_ptr())))?;
+    Ok(bytes.into())
 }
 
 /// A block of another process.

@@ -185,6 +185,7 @@ RIGHT = {
     "driver": lambda: DRIVER,
     "fd": lambda: 0,
     "func": lambda: print,
+    "handle": lambda: exported(),
     "hb": lambda: bytearray(3),
     "headroom": lambda: 1 << 20,
     "level": lambda: millpond.level_enum.warn,
@@ -231,9 +232,15 @@ OBJECTS = {
     "millpond.statistics.ProfilerRecords": lambda: statistics.ProfilerRecords(),
     "millpond.dask.MillpondPlugin": lambda: millpond.dask.MillpondPlugin(),
     "millpond.memory_pool.GraphMemory": lambda: mr.GraphMemory(),
-    "millpond.memory_pool.MemoryPool": lambda: mr.MemoryPool(handles="fd"),
+    "millpond.memory_pool.MemoryPool": lambda: mr.MemoryPool(handles="fd/fabric"),
     "millpond.memory_pool.ImportedAllocation": lambda: imported(),
 }
+
+
+def exported():
+    """Return the fabric handle of a pool that lives."""
+    KEPT.append(mr.MemoryPool(handles="fabric"))
+    return KEPT[-1].export_fabric()
 
 
 def imported():

@@ -143,6 +143,61 @@ def test_a_host_pool_gives_its_device_access():
         pool.set_access("write", device)
 
 
+def test_the_host_accesses_host_memory_and_no_device_memory():
+    own, host, managed = mr.MemoryPool(), mr.MemoryPool(location="host"), mr.MemoryPool(managed=True)
+    pools = own, host
+    for numa in (None, 0):
+        place = {"location": "host", "numa": numa}
+        assert (own.access(**place), host.access(**place)) == ("none", "read_write")
+        host.set_access("read_write", **place)
+        for pool, access in ((own, "read_write"), (own, "none"), (host, "none")):
+            with pytest.raises(millpond.InvalidArgumentError, match="the driver refuses this access of"):
+                pool.set_access(access, **place)
+        for access in ("read_write", "none"):
+            managed.set_access(access, **place)
+            assert managed.access(**place) == access
+    with pytest.raises(millpond.InvalidArgumentError, match="no current NUMA node"):
+        host.access(location="host", numa="current")
+    with pytest.raises(millpond.InvalidArgumentError, match="no access for reading only"):
+        host.set_access("read")
+    with pytest.raises(millpond.InvalidArgumentError, match="always accesses its own memory"):
+        own.set_access("none")
+    with pytest.raises(ValueError, match="`device` or location='host', not both"):
+        pools[0].access(0, location="host")
+    with pytest.raises(ValueError, match="`devices` or location='host', not both"):
+        pools[0].set_access("none", 0, location="host")
+    with pytest.raises(ValueError, match="`numa` is for host memory"):
+        pools[0].access(numa=0)
+    with pytest.raises(TypeError, match="`numa` must be the number of a NUMA node, 'current'"):
+        pools[0].access(location="host", numa="here")
+    pools[1].set_access("read_write")
+    assert pools[1].access() == "read_write"
+
+
+def test_default_pools_are_those_of_a_place_and_a_kind():
+    assert mr.MemoryPool.default(0) == mr.MemoryPool.default() == mr.MemoryPool.default(managed=False)
+    host, managed = mr.MemoryPool.default(location="host"), mr.MemoryPool.default(managed=True)
+    assert (host.location, host.managed, managed.location, managed.managed) == ("host", False, "device", True)
+    assert mr.MemoryPool.default(location="host", numa=0).numa == 0
+    assert managed == mr.MemoryPool.of(mr.CudaAsyncManagedMemoryResource())
+    with pytest.raises(millpond.MillpondError, match="no NUMA node 7"):
+        mr.MemoryPool.default(location="host", numa=7)
+
+
+@pytest.mark.parametrize("handles", ["fabric", "fd/fabric"])
+def test_a_fabric_handle_shares_a_pool(handles):
+    pool = mr.MemoryPool(handles=handles)
+    buffer = millpond.DeviceBuffer(size=3, mr=pool.resource())
+    buffer.copy_from_host(b"abc")
+    data = pool.export_pointer(buffer.ptr)
+    imported = mr.MemoryPool.import_fabric(bytearray(pool.export_fabric()))
+    with imported.import_pointer(data, 3) as block:
+        assert imported.is_imported and read(block.ptr, 3) == b"abc"
+    resource = mr.CudaAsyncMemoryResource(enable_fabric=True)
+    of_resource = mr.MemoryPool.of(resource).export_fabric()
+    assert mr.MemoryPool.import_fabric(of_resource) != imported
+
+
 def test_another_process_reads_and_writes_a_block(shared):
     pool, imported, resource = shared
     buffer = millpond.DeviceBuffer(size=3, mr=resource)
@@ -191,9 +246,18 @@ def test_wrong_shares_are_refused(shared, tmp_path):
     for refused in (imported.resource, imported.set_current, imported.trim, imported.export_fd):
         with pytest.raises(millpond.UnsupportedError, match="an imported pool cannot"):
             refused()
-    for count in ("used_bytes", "used_high", "reserved_bytes", "reserved_high"):
+    for count in (
+        "used_bytes",
+        "used_high",
+        "reserved_bytes",
+        "reserved_high",
+        "release_threshold",
+        "reuse",
+    ):
         with pytest.raises(millpond.UnsupportedError, match="an imported pool cannot"):
             getattr(imported, count)
+    with pytest.raises(millpond.UnsupportedError, match="an imported pool cannot count its memory"):
+        imported.reset_highs()
     with pytest.raises(millpond.InvalidArgumentError, match="this process made the pool"):
         pool.import_pointer(data, 1000)
     with pytest.raises(millpond.InvalidArgumentError, match="describes no live block"):
@@ -204,8 +268,15 @@ def test_wrong_shares_are_refused(shared, tmp_path):
     with pytest.raises(millpond.InvalidArgumentError, match="in no block of this pool"):
         pool.export_pointer(millpond.DeviceBuffer(size=8).ptr)
     plain = mr.MemoryPool()
-    with pytest.raises(millpond.InvalidArgumentError, match="made without handles"):
+    with pytest.raises(millpond.InvalidArgumentError, match="made without file descriptors"):
         plain.export_fd()
+    with pytest.raises(millpond.InvalidArgumentError, match="made without fabric handles"):
+        pool.export_fabric()
+    with pytest.raises(millpond.InvalidArgumentError, match="names no pool"):
+        mr.MemoryPool.import_fabric(bytes(64))
+    for handle in (b"short", 5):
+        with pytest.raises((TypeError, ValueError), match="`handle` must be the 64 bytes"):
+            mr.MemoryPool.import_fabric(handle)
     with open(tmp_path / "file", "w") as file, pytest.raises(millpond.InvalidArgumentError, match="no pool"):
         mr.MemoryPool.import_fd(file.fileno())
     for data in (b"short", 5):

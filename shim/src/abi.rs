@@ -52,7 +52,7 @@ pub struct PointerAttributes {
     pub(crate) host_pointer: *mut c_void,
 }
 
-/// `CUipcMemHandle` and `CUmemPoolPtrExportData`, which only CUDA can read.
+/// `CUipcMemHandle`, `CUmemPoolPtrExportData` and `CUmemFabricHandle`, which only CUDA can read.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct Opaque(pub(crate) [u8; 64]);

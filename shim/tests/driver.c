@@ -418,8 +418,8 @@ static void captures(void) {
 }
 
 static void pools(void) {
-    handle pool = NULL, stream = NULL, found = NULL;
-    int props[24] = {1, 0, 1, 0};
+    handle pool = NULL, shared = NULL, stream = NULL, found = NULL;
+    int props[24] = {1, 0, 1, 0}, fabric[16];
     int location[2] = {1, 0}, number = 9;
     int access[3] = {1, 0, 3};
     uint64_t value = 1 << 20, ptr = 0;
@@ -442,6 +442,21 @@ static void pools(void) {
     check("the access", number, 3);
     OK(cuMemPoolSetAccess, pool, access, BYTES(1));
     CHECK(1, cuMemPoolSetAccess, pool, NOTHING, BYTES(1));
+    location[0] = 2;
+    OK(cuMemPoolGetAccess, &number, pool, location);
+    check("the host's access", number, 0);
+    location[0] = 9;
+    CHECK(1, cuMemPoolGetAccess, &number, pool, location);
+    CHECK(1, cuMemPoolExportToShareableHandle, fabric, pool, 8, BYTES(0));
+    props[1] = 8;
+    OK(cuMemPoolCreate, &shared, props);
+    OK(cuMemPoolExportToShareableHandle, fabric, shared, 8, BYTES(0));
+    OK(cuMemPoolImportFromShareableHandle, &found, fabric, 8, BYTES(0));
+    check("another pool", found != shared, 1);
+    OK(cuMemPoolDestroy, found);
+    OK(cuMemPoolDestroy, shared);
+    CHECK(1, cuMemPoolImportFromShareableHandle, &found, fabric, 8, BYTES(0));
+    CHECK(1, cuMemPoolImportFromShareableHandle, &found, NOTHING, 8, BYTES(0));
     OK(cuStreamCreate, &stream, 1);
     OK(cuMemAllocFromPoolAsync, &ptr, BYTES(1000), pool, stream);
     OK(cuPointerGetAttribute, &found, 17, ptr);

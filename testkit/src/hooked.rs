@@ -8,10 +8,10 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use millpond_core::driver::{
-    AccessFlags, CaptureMode, DeviceAttribute, Driver, DriverHandle, DriverResult, Event, EventFlags,
-    GraphMemAttribute, Health, HostFlags, HostPtr, IpcMemHandle, MemAdvice, MemAllocationType, MemLocation,
-    MemPool, MemPoolAttribute, MemPoolProps, MemPoolPtrData, MemoryInfo, MemoryKind, PhysicalHandle,
-    PhysicalProps, StreamFlags,
+    AccessFlags, AccessLocation, CaptureMode, DeviceAttribute, Driver, DriverHandle, DriverResult, Event,
+    EventFlags, FabricHandle, GraphMemAttribute, Health, HostFlags, HostPtr, IpcMemHandle, MemAdvice,
+    MemAllocationType, MemLocation, MemPool, MemPoolAttribute, MemPoolProps, MemPoolPtrData, MemoryInfo,
+    MemoryKind, PhysicalHandle, PhysicalProps, StreamFlags,
 };
 use millpond_core::{DeviceId, DevicePtr, DriverError, Layout, StreamId, StreamRef};
 use parking_lot::Mutex;
@@ -236,6 +236,10 @@ impl HookedDriver {
         if Some(id) == self.other_name { self.inner.device() } else { id }
     }
 
+    fn own_place_of(&self, from: AccessLocation) -> AccessLocation {
+        from.device().map_or(from, |device| self.own_name_of(device).into())
+    }
+
     /// Makes a call last as long as it does in the device's time.
     fn timed<T>(&self, call: impl FnOnce() -> T) -> T {
         if !self.takes_time.load(Ordering::Relaxed) {
@@ -427,14 +431,14 @@ impl Driver for HookedDriver {
         &self,
         pool: MemPool,
         access: AccessFlags,
-        devices: &[DeviceId],
+        from: &[AccessLocation],
     ) -> DriverResult<()> {
-        let devices: Vec<DeviceId> = devices.iter().map(|id| self.own_name_of(*id)).collect();
-        self.inner.mem_pool_set_access(pool, access, &devices)
+        let from: Vec<AccessLocation> = from.iter().map(|from| self.own_place_of(*from)).collect();
+        self.inner.mem_pool_set_access(pool, access, &from)
     }
 
-    fn mem_pool_get_access(&self, pool: MemPool, device: DeviceId) -> DriverResult<AccessFlags> {
-        self.inner.mem_pool_get_access(pool, self.own_name_of(device))
+    fn mem_pool_get_access(&self, pool: MemPool, from: AccessLocation) -> DriverResult<AccessFlags> {
+        self.inner.mem_pool_get_access(pool, self.own_place_of(from))
     }
 
     fn version(&self) -> DriverResult<i32> {
@@ -498,6 +502,8 @@ impl Driver for HookedDriver {
         ) -> DriverResult<()>;
         fn mem_pool_export_to_fd(pool: MemPool) -> DriverResult<i32>;
         fn mem_pool_import_from_fd(fd: i32) -> DriverResult<MemPool>;
+        fn mem_pool_export_to_fabric(pool: MemPool) -> DriverResult<FabricHandle>;
+        fn mem_pool_import_from_fabric(handle: &FabricHandle) -> DriverResult<MemPool>;
         fn mem_pool_export_pointer(ptr: DevicePtr) -> DriverResult<MemPoolPtrData>;
         fn mem_pool_import_pointer(pool: MemPool, data: &MemPoolPtrData) -> DriverResult<DevicePtr>;
         fn pointer_mem_pool(ptr: DevicePtr) -> DriverResult<Option<MemPool>>;

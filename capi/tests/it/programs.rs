@@ -80,8 +80,13 @@ fn a_program_in_c_shares_a_pool_of_the_driver() {
     let lines: Vec<&str> = text.lines().collect();
     assert_eq!(lines[0], "the last byte is 7", "{text}");
     assert!(lines[1].contains("an imported pool cannot allocate"), "{text}");
-    let counts = "0 bytes in use, at most 1024; threshold 1048576, reuse 0";
-    assert_eq!(lines[2..], [counts, "the current pool has at most 67108864 bytes"], "{text}");
+    let expected = [
+        "64 bytes shared the pool",
+        "0 bytes in use, at most 1024; threshold 1048576, reuse 0",
+        "the host's pool: device 3, host 3; the device's: host 0",
+        "the current pool has at most 67108864 bytes",
+    ];
+    assert_eq!(lines[2..], expected, "{text}");
 }
 
 #[test]

@@ -1,6 +1,9 @@
 //! Names and describes the pools of the driver's stream-ordered allocator.
 
+use std::fmt;
 use std::ops::BitOr;
+
+use crate::DeviceId;
 
 /// The raw handle of a pool of the driver (`CUmemoryPool` as a number).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -50,6 +53,47 @@ impl MemLocation {
     /// Returns whether the location is on the host.
     pub const fn is_host(self) -> bool {
         !matches!(self, Self::Device)
+    }
+}
+
+/// A place from which a pool's memory is accessed (`CUmemLocation`).
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[expect(clippy::exhaustive_enums, reason = "a driver and a layer must know each place")]
+pub enum AccessLocation {
+    /// A device.
+    Device(DeviceId),
+    /// The host, on any NUMA node.
+    Host,
+    /// One NUMA node of the host.
+    HostNuma(i32),
+    /// The NUMA node that is nearest to the calling thread.
+    HostNumaCurrent,
+}
+
+impl AccessLocation {
+    /// Returns the device, or `None` for a place on the host.
+    pub const fn device(self) -> Option<DeviceId> {
+        match self {
+            Self::Device(device) => Some(device),
+            Self::Host | Self::HostNuma(_) | Self::HostNumaCurrent => None,
+        }
+    }
+}
+
+impl From<DeviceId> for AccessLocation {
+    fn from(device: DeviceId) -> Self {
+        Self::Device(device)
+    }
+}
+
+impl fmt::Display for AccessLocation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Device(device) => device.fmt(f),
+            Self::Host => f.write_str("the host"),
+            Self::HostNuma(node) => write!(f, "NUMA node {node} of the host"),
+            Self::HostNumaCurrent => f.write_str("the thread's NUMA node of the host"),
+        }
     }
 }
 
@@ -227,3 +271,9 @@ pub enum GraphMemAttribute {
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[expect(clippy::exhaustive_structs, reason = "CUDA fixes its bytes")]
 pub struct MemPoolPtrData(pub [u8; 64]);
+
+/// A handle with which other processes, also on other machines, import a pool (`CUmemFabricHandle`). The 64
+/// bytes are opaque.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[expect(clippy::exhaustive_structs, reason = "CUDA fixes its bytes")]
+pub struct FabricHandle(pub [u8; 64]);

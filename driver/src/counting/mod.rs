@@ -13,10 +13,10 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use millpond_core::driver::{
-    AccessFlags, CaptureMode, DeviceAttribute, Driver, DriverHandle, DriverResult, Event, EventFlags,
-    GraphMemAttribute, Health, HostFlags, HostPtr, IpcMemHandle, MemAdvice, MemAllocationType, MemLocation,
-    MemPool, MemPoolAttribute, MemPoolProps, MemPoolPtrData, MemoryInfo, MemoryKind, PhysicalHandle,
-    PhysicalProps, StreamFlags,
+    AccessFlags, AccessLocation, CaptureMode, DeviceAttribute, Driver, DriverHandle, DriverResult, Event,
+    EventFlags, FabricHandle, GraphMemAttribute, Health, HostFlags, HostPtr, IpcMemHandle, MemAdvice,
+    MemAllocationType, MemLocation, MemPool, MemPoolAttribute, MemPoolProps, MemPoolPtrData, MemoryInfo,
+    MemoryKind, PhysicalHandle, PhysicalProps, StreamFlags,
 };
 use millpond_core::{DeviceId, DevicePtr, Layout, StreamRef};
 
@@ -375,10 +375,12 @@ impl Driver for CountingDriver {
         MemPool: fn device_get_mem_pool() -> MemPool;
         MemPool: fn mem_get_default_mem_pool(location: MemLocation, kind: MemAllocationType) -> MemPool;
         MemPool: fn mem_get_mem_pool(location: MemLocation, kind: MemAllocationType) -> MemPool;
-        MemPool: fn mem_pool_set_access(pool: MemPool, access: AccessFlags, devices: &[DeviceId]) -> ();
-        MemPool: fn mem_pool_get_access(pool: MemPool, device: DeviceId) -> AccessFlags;
+        MemPool: fn mem_pool_set_access(pool: MemPool, access: AccessFlags, from: &[AccessLocation]) -> ();
+        MemPool: fn mem_pool_get_access(pool: MemPool, from: AccessLocation) -> AccessFlags;
         Ipc: fn mem_pool_export_to_fd(pool: MemPool) -> i32;
         Ipc: fn mem_pool_import_from_fd(fd: i32) -> MemPool;
+        Ipc: fn mem_pool_export_to_fabric(pool: MemPool) -> FabricHandle;
+        Ipc: fn mem_pool_import_from_fabric(handle: &FabricHandle) -> MemPool;
         Ipc: fn mem_pool_export_pointer(ptr: DevicePtr) -> MemPoolPtrData;
         Ipc: fn mem_pool_import_pointer(pool: MemPool, data: &MemPoolPtrData) -> DevicePtr;
         PointerQuery: fn pointer_mem_pool(ptr: DevicePtr) -> Option<MemPool>;

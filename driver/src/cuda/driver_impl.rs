@@ -5,10 +5,10 @@ use std::ptr;
 use std::sync::Arc;
 
 use millpond_core::driver::{
-    AccessFlags, CaptureMode, DeviceAttribute, Driver, DriverError, DriverResult, Event, EventFlags,
-    GraphMemAttribute, Health, HostFlags, HostPtr, IpcMemHandle, MemAdvice, MemAllocationType, MemLocation,
-    MemPool, MemPoolAttribute, MemPoolProps, MemPoolPtrData, MemoryInfo, MemoryKind, PhysicalHandle,
-    PhysicalProps, StreamFlags,
+    AccessFlags, AccessLocation, CaptureMode, DeviceAttribute, Driver, DriverError, DriverResult, Event,
+    EventFlags, FabricHandle, GraphMemAttribute, Health, HostFlags, HostPtr, IpcMemHandle, MemAdvice,
+    MemAllocationType, MemLocation, MemPool, MemPoolAttribute, MemPoolProps, MemPoolPtrData, MemoryInfo,
+    MemoryKind, PhysicalHandle, PhysicalProps, StreamFlags,
 };
 use millpond_core::{DeviceId, DevicePtr, StreamRef};
 
@@ -298,10 +298,12 @@ impl Driver for CudaDriver {
         fn device_get_graph_mem_attribute(attribute: GraphMemAttribute) -> u64;
         fn device_reset_graph_mem_attribute(attribute: GraphMemAttribute) -> ();
         fn device_graph_mem_trim() -> ();
-        fn mem_pool_set_access(pool: MemPool, access: AccessFlags, devices: &[DeviceId]) -> ();
-        fn mem_pool_get_access(pool: MemPool, device: DeviceId) -> AccessFlags;
+        fn mem_pool_set_access(pool: MemPool, access: AccessFlags, from: &[AccessLocation]) -> ();
+        fn mem_pool_get_access(pool: MemPool, from: AccessLocation) -> AccessFlags;
         fn mem_pool_export_to_fd(pool: MemPool) -> i32;
         fn mem_pool_import_from_fd(fd: i32) -> MemPool;
+        fn mem_pool_export_to_fabric(pool: MemPool) -> FabricHandle;
+        fn mem_pool_import_from_fabric(handle: &FabricHandle) -> MemPool;
         fn mem_pool_export_pointer(ptr: DevicePtr) -> MemPoolPtrData;
         fn mem_pool_import_pointer(pool: MemPool, data: &MemPoolPtrData) -> DevicePtr;
         fn pointer_mem_pool(ptr: DevicePtr) -> Option<MemPool>;

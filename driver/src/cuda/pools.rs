@@ -1,10 +1,10 @@
 //! Pools of the stream-ordered allocator: attributes, access, and sharing with other processes.
 
+use millpond_core::DevicePtr;
 use millpond_core::driver::{
-    AccessFlags, DriverError, DriverResult, GraphMemAttribute, MemAllocationType, MemLocation, MemPool,
-    MemPoolAttribute, MemPoolProps, MemPoolPtrData,
+    AccessFlags, AccessLocation, DriverError, DriverResult, FabricHandle, GraphMemAttribute,
+    MemAllocationType, MemLocation, MemPool, MemPoolAttribute, MemPoolProps, MemPoolPtrData,
 };
-use millpond_core::{DeviceId, DevicePtr};
 use smallvec::SmallVec;
 
 use super::CudaDriver;
@@ -145,26 +145,39 @@ impl CudaDriver {
         unsafe { self.functions().device_graph_mem_trim(self.device) }
     }
 
+    /// Returns CUDA's location of a place that accesses a pool, for this call.
+    fn access_from(&self, from: AccessLocation, call: &'static str) -> DriverResult<Location> {
+        Ok(match from {
+            AccessLocation::Device(device) => Location::device(self.device_number(device, call)?),
+            AccessLocation::Host => Location::HOST,
+            AccessLocation::HostNuma(node) => Location::of(MemLocation::HostNuma(node), self.device),
+            AccessLocation::HostNumaCurrent => Location::of(MemLocation::HostNumaCurrent, self.device),
+        })
+    }
+
     pub(super) fn mem_pool_set_access(
         &self,
         pool: MemPool,
         access: AccessFlags,
-        devices: &[DeviceId],
+        from: &[AccessLocation],
     ) -> DriverResult<()> {
         let _context = self.enter()?;
         let flags = abi::access_flags(access);
-        let describe = |device: &DeviceId| {
-            let location = Location::device(self.device_number(*device, "cuMemPoolSetAccess")?);
-            Ok(AccessDesc { location, flags })
+        let describe = |from: &AccessLocation| {
+            Ok(AccessDesc { location: self.access_from(*from, "cuMemPoolSetAccess")?, flags })
         };
-        let access: SmallVec<[AccessDesc; 8]> = devices.iter().map(describe).collect::<DriverResult<_>>()?;
+        let access: SmallVec<[AccessDesc; 8]> = from.iter().map(describe).collect::<DriverResult<_>>()?;
         // SAFETY: `access` has that many descriptions and lives through the call.
         unsafe { self.functions().mem_pool_set_access(pool.0, access.as_ptr(), access.len() as u64) }
     }
 
-    pub(super) fn mem_pool_get_access(&self, pool: MemPool, device: DeviceId) -> DriverResult<AccessFlags> {
+    pub(super) fn mem_pool_get_access(
+        &self,
+        pool: MemPool,
+        from: AccessLocation,
+    ) -> DriverResult<AccessFlags> {
         let _context = self.enter()?;
-        let mut location = Location::device(self.device_number(device, "cuMemPoolGetAccess")?);
+        let mut location = self.access_from(from, "cuMemPoolGetAccess")?;
         let mut flags = 0;
         // SAFETY: the results go to locals; the location lives through the call.
         unsafe { self.functions().mem_pool_get_access(&raw mut flags, pool.0, &raw mut location) }?;
@@ -189,6 +202,25 @@ impl CudaDriver {
         with_os_handle(fd, |os_handle| unsafe {
             self.functions().mem_pool_import_from_shareable_handle(&raw mut pool, os_handle, kind, 0)
         })?;
+        Ok(MemPool(pool))
+    }
+
+    pub(super) fn mem_pool_export_to_fabric(&self, pool: MemPool) -> DriverResult<FabricHandle> {
+        let _context = self.enter()?;
+        let (mut handle, kind) = (FabricHandle([0; 64]), abi::CU_MEM_HANDLE_TYPE_FABRIC);
+        // SAFETY: a fabric handle is 64 bytes, which `handle` takes.
+        unsafe {
+            self.functions().mem_pool_export_to_shareable_handle((&raw mut handle.0).cast(), pool.0, kind, 0)
+        }?;
+        Ok(handle)
+    }
+
+    pub(super) fn mem_pool_import_from_fabric(&self, handle: &FabricHandle) -> DriverResult<MemPool> {
+        let _context = self.enter()?;
+        let (mut pool, mut handle) = (0, handle.0);
+        let (place, kind) = ((&raw mut handle).cast(), abi::CU_MEM_HANDLE_TYPE_FABRIC);
+        // SAFETY: the results go to locals; the call reads the 64 bytes, and the driver checks them.
+        unsafe { self.functions().mem_pool_import_from_shareable_handle(&raw mut pool, place, kind, 0) }?;
         Ok(MemPool(pool))
     }
 

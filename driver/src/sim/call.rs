@@ -70,9 +70,9 @@ impl SimDevice {
     }
 
     /// Refuses devices that cannot use this device's memory.
-    pub(super) fn stranger(&self, devices: &[DeviceId]) -> Answer<()> {
+    pub(super) fn stranger(&self, devices: impl IntoIterator<Item = DeviceId>) -> Answer<()> {
         let me = self.shared.id;
-        match devices.iter().find(|device| **device != me && !self.can_reach_from(**device)) {
+        match devices.into_iter().find(|device| *device != me && !self.can_reach_from(*device)) {
             Some(device) => {
                 let detail = format!("{device} cannot use memory of {me}");
                 Err(Refusal::new(DriverError::INVALID_DEVICE, detail))

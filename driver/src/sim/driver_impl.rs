@@ -3,10 +3,10 @@
 use std::sync::Arc;
 
 use millpond_core::driver::{
-    AccessFlags, CaptureMode, DeviceAttribute, Driver, DriverResult, Event, EventFlags, GraphMemAttribute,
-    Health, HostFlags, HostPtr, IpcMemHandle, MemAdvice, MemAllocationType, MemLocation, MemPool,
-    MemPoolAttribute, MemPoolProps, MemPoolPtrData, MemoryInfo, MemoryKind, PhysicalHandle, PhysicalProps,
-    StreamFlags,
+    AccessFlags, AccessLocation, CaptureMode, DeviceAttribute, Driver, DriverResult, Event, EventFlags,
+    FabricHandle, GraphMemAttribute, Health, HostFlags, HostPtr, IpcMemHandle, MemAdvice, MemAllocationType,
+    MemLocation, MemPool, MemPoolAttribute, MemPoolProps, MemPoolPtrData, MemoryInfo, MemoryKind,
+    PhysicalHandle, PhysicalProps, StreamFlags,
 };
 use millpond_core::{DeviceId, DevicePtr, DriverError, Layout, StreamRef};
 
@@ -17,6 +17,9 @@ use super::model::capture::About;
 use super::model::space::GRANULARITY;
 use super::state::State;
 use crate::CallKind;
+
+const EXPORT_POOL: &str = "cuMemPoolExportToShareableHandle";
+const IMPORT_POOL: &str = "cuMemPoolImportFromShareableHandle";
 
 #[deny(clippy::missing_trait_methods)]
 impl Driver for SimDevice {
@@ -245,31 +248,33 @@ impl Driver for SimDevice {
         &self,
         pool: MemPool,
         access: AccessFlags,
-        devices: &[DeviceId],
+        from: &[AccessLocation],
     ) -> DriverResult<()> {
-        let stranger = self.stranger(devices);
+        let stranger = self.stranger(from.iter().filter_map(|from| from.device()));
         self.call(CallKind::MemPool, "cuMemPoolSetAccess", |state| {
             stranger?;
-            state.mem_pool_set_access(pool, access, devices)
+            state.mem_pool_set_access(pool, access, from)
         })
     }
 
-    fn mem_pool_get_access(&self, pool: MemPool, device: DeviceId) -> DriverResult<AccessFlags> {
-        self.call(CallKind::MemPool, "cuMemPoolGetAccess", |state| state.mem_pool_get_access(pool, device))
+    fn mem_pool_get_access(&self, pool: MemPool, from: AccessLocation) -> DriverResult<AccessFlags> {
+        self.call(CallKind::MemPool, "cuMemPoolGetAccess", |state| state.mem_pool_get_access(pool, from))
     }
 
     fn mem_pool_export_to_fd(&self, pool: MemPool) -> DriverResult<i32> {
-        let device = self.shared.id;
-        self.call(CallKind::Ipc, "cuMemPoolExportToShareableHandle", |state| {
-            state.mem_pool_export(pool, device)
-        })
+        self.call(CallKind::Ipc, EXPORT_POOL, |state| state.mem_pool_export_to_fd(pool))
     }
 
     fn mem_pool_import_from_fd(&self, fd: i32) -> DriverResult<MemPool> {
-        let device = self.shared.id;
-        self.call(CallKind::Ipc, "cuMemPoolImportFromShareableHandle", |state| {
-            state.mem_pool_import(fd, device)
-        })
+        self.call(CallKind::Ipc, IMPORT_POOL, |state| state.mem_pool_import_from_fd(fd))
+    }
+
+    fn mem_pool_export_to_fabric(&self, pool: MemPool) -> DriverResult<FabricHandle> {
+        self.call(CallKind::Ipc, EXPORT_POOL, |state| state.mem_pool_export_to_fabric(pool))
+    }
+
+    fn mem_pool_import_from_fabric(&self, handle: &FabricHandle) -> DriverResult<MemPool> {
+        self.call(CallKind::Ipc, IMPORT_POOL, |state| state.mem_pool_import_from_fabric(handle))
     }
 
     fn mem_pool_export_pointer(&self, ptr: DevicePtr) -> DriverResult<MemPoolPtrData> {
@@ -358,7 +363,7 @@ impl Driver for SimDevice {
         access: AccessFlags,
         devices: &[DeviceId],
     ) -> DriverResult<()> {
-        let stranger = self.stranger(devices);
+        let stranger = self.stranger(devices.iter().copied());
         self.call(CallKind::MemSetAccess, "cuMemSetAccess", |state| {
             stranger?;
             state.mem_set_access(ptr, bytes, access, devices, self.shared.id)
@@ -366,13 +371,11 @@ impl Driver for SimDevice {
     }
 
     fn mem_export_to_fd(&self, handle: PhysicalHandle) -> DriverResult<i32> {
-        let device = self.shared.id;
-        self.call(CallKind::Ipc, "cuMemExportToShareableHandle", |state| state.mem_export(handle, device))
+        self.call(CallKind::Ipc, "cuMemExportToShareableHandle", |state| state.mem_export(handle))
     }
 
     fn mem_import_from_fd(&self, fd: i32) -> DriverResult<PhysicalHandle> {
-        let device = self.shared.id;
-        self.call(CallKind::Ipc, "cuMemImportFromShareableHandle", |state| state.mem_import(fd, device))
+        self.call(CallKind::Ipc, "cuMemImportFromShareableHandle", |state| state.mem_import(fd))
     }
 
     // --- Streams ---

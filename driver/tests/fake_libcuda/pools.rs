@@ -31,6 +31,9 @@ pub struct Access {
 static CURRENT: AtomicU64 = AtomicU64::new(0);
 static ACCESS: AtomicU32 = AtomicU32::new(0);
 
+/// The fabric handle of every pool.
+const FABRIC: [u8; 64] = [0xfa; 64];
+
 /// The kind of memory, the kind of place, and the place's number, as hexadecimal digits.
 fn digits(kind: u32, location: &Location) -> u64 {
     u64::from(kind) << 12 | u64::from(location.kind) << 8 | location.id as u64
@@ -106,17 +109,25 @@ pub unsafe extern "C" fn cuMemPoolSetAttribute(_pool: u64, attribute: u32, value
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuMemPoolSetAccess(_pool: u64, access: *const Access, count: u64) -> i32 {
     let access = unsafe { &*access };
-    if count != 1 || (access.location.kind, access.location.id) != (1, 1) {
-        return INVALID_VALUE;
+    match (count, access.location.kind, access.location.id) {
+        (1, 1, 1) => ACCESS.store(access.flags, SeqCst),
+        // A place of the host as it should be described.
+        (1, 2, 0) | (1, 3, 7) | (1, 4, 0) => {}
+        _ => return INVALID_VALUE,
     }
-    ACCESS.store(access.flags, SeqCst);
     0
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuMemPoolGetAccess(flags: *mut u32, _pool: u64, location: *mut Location) -> i32 {
     let location = unsafe { &*location };
-    unsafe { *flags = if (location.kind, location.id) == (1, 1) { ACCESS.load(SeqCst) } else { 3 } };
+    unsafe {
+        *flags = match (location.kind, location.id) {
+            (1, 1) => ACCESS.load(SeqCst),
+            (3, 7) => 1,
+            _ => 3,
+        }
+    };
     0
 }
 
@@ -127,10 +138,11 @@ pub unsafe extern "C" fn cuMemPoolExportToShareableHandle(
     kind: u32,
     flags: u64,
 ) -> i32 {
-    if (kind, flags) != (1, 0) {
-        return INVALID_VALUE;
+    match (kind, flags) {
+        (1, 0) => unsafe { *out.cast::<i32>() = 77 },
+        (8, 0) => unsafe { *out.cast::<[u8; 64]>() = FABRIC },
+        _ => return INVALID_VALUE,
     }
-    unsafe { *out.cast::<i32>() = 77 };
     0
 }
 
@@ -141,10 +153,12 @@ pub unsafe extern "C" fn cuMemPoolImportFromShareableHandle(
     kind: u32,
     flags: u64,
 ) -> i32 {
-    if (os_handle as usize, kind, flags) != (77, 1, 0) {
-        return INVALID_VALUE;
-    }
-    unsafe { *pool = 0x77 };
+    let found = match (kind, flags) {
+        (1, 0) if os_handle as usize == 77 => 0x77,
+        (8, 0) if unsafe { *os_handle.cast::<[u8; 64]>() } == FABRIC => 0x88,
+        _ => return INVALID_VALUE,
+    };
+    unsafe { *pool = found };
     0
 }
 

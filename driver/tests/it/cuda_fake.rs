@@ -6,8 +6,9 @@ use std::sync::Arc;
 
 use libloading::Library;
 use millpond_core::driver::{
-    AccessFlags, CaptureMode, DriverError, EventFlags, HandleTypes, MemAllocationType, MemLocation, MemPool,
-    MemPoolAttribute, MemPoolProps, MemPoolPtrData, MemoryKind, StreamFlags,
+    AccessFlags, AccessLocation, CaptureMode, DriverError, EventFlags, FabricHandle, HandleTypes,
+    MemAllocationType, MemLocation, MemPool, MemPoolAttribute, MemPoolProps, MemPoolPtrData, MemoryKind,
+    StreamFlags,
 };
 use millpond_core::{DeviceId, DevicePtr, Driver, ErrorKind, StreamRef};
 use millpond_driver::DeviceSpec;
@@ -189,16 +190,19 @@ fn what_an_old_driver_lacks_is_unsupported_or_done_the_old_way() {
         let pool = MemPool(1);
         let data = MemPoolPtrData([0; 64]);
         let (place, kind) = (MemLocation::Device, MemAllocationType::Pinned);
+        let (me, handle) = (driver.device().into(), FabricHandle([0; 64]));
         for (call, answer) in [
             ("cuDeviceGetMemPool", driver.device_get_mem_pool().map(drop)),
             ("cuDeviceSetMemPool", driver.device_set_mem_pool(pool)),
             ("cuMemGetDefaultMemPool", driver.mem_get_default_mem_pool(place, kind).map(drop)),
             ("cuMemGetMemPool", driver.mem_get_mem_pool(place, kind).map(drop)),
             ("cuMemSetMemPool", driver.mem_set_mem_pool(place, kind, pool)),
-            ("cuMemPoolSetAccess", driver.mem_pool_set_access(pool, AccessFlags::Read, &[driver.device()])),
-            ("cuMemPoolGetAccess", driver.mem_pool_get_access(pool, driver.device()).map(drop)),
+            ("cuMemPoolSetAccess", driver.mem_pool_set_access(pool, AccessFlags::Read, &[me])),
+            ("cuMemPoolGetAccess", driver.mem_pool_get_access(pool, me).map(drop)),
             ("cuMemPoolExportToShareableHandle", driver.mem_pool_export_to_fd(pool).map(drop)),
             ("cuMemPoolImportFromShareableHandle", driver.mem_pool_import_from_fd(3).map(drop)),
+            ("cuMemPoolExportToShareableHandle", driver.mem_pool_export_to_fabric(pool).map(drop)),
+            ("cuMemPoolImportFromShareableHandle", driver.mem_pool_import_from_fabric(&handle).map(drop)),
             ("cuMemPoolExportPointer", driver.mem_pool_export_pointer(DevicePtr::new(4096)).map(drop)),
             ("cuMemPoolImportPointer", driver.mem_pool_import_pointer(pool, &data).map(drop)),
         ] {
@@ -496,13 +500,25 @@ fn pools_are_shared_with_devices_and_processes() {
     with_pools("pools_are_shared_with_devices_and_processes", || {
         let driver = CudaDriver::open(0).unwrap();
         let pool = driver.mem_pool_create(MemPoolProps::default()).unwrap();
-        let other = DeviceId::cuda(1);
+        let [other, stranger] = [DeviceId::cuda(1), DeviceId::sim(0)].map(AccessLocation::from);
         assert_eq!(driver.mem_pool_get_access(pool, other), Ok(AccessFlags::None));
         driver.mem_pool_set_access(pool, AccessFlags::ReadWrite, &[other]).unwrap();
         assert_eq!(driver.mem_pool_get_access(pool, other), Ok(AccessFlags::ReadWrite));
-        let strange = driver.mem_pool_set_access(pool, AccessFlags::Read, &[DeviceId::sim(0)]).unwrap_err();
+        let strange = driver.mem_pool_set_access(pool, AccessFlags::Read, &[stranger]).unwrap_err();
         assert_eq!((strange.code(), strange.call()), (DriverError::INVALID_DEVICE, "cuMemPoolSetAccess"));
 
+        for host in [AccessLocation::Host, AccessLocation::HostNuma(7), AccessLocation::HostNumaCurrent] {
+            driver.mem_pool_set_access(pool, AccessFlags::Read, &[host]).unwrap();
+        }
+        let wrong = driver.mem_pool_set_access(pool, AccessFlags::Read, &[AccessLocation::HostNuma(8)]);
+        assert_eq!(wrong.unwrap_err().code(), DriverError::INVALID_VALUE);
+        assert_eq!(driver.mem_pool_get_access(pool, AccessLocation::HostNuma(7)), Ok(AccessFlags::Read));
+
+        let handle = driver.mem_pool_export_to_fabric(pool).unwrap();
+        assert_eq!(handle, FabricHandle([0xfa; 64]));
+        assert_eq!(driver.mem_pool_import_from_fabric(&handle), Ok(MemPool(0x88)));
+        let wrong = driver.mem_pool_import_from_fabric(&FabricHandle([0; 64]));
+        assert_eq!(wrong.unwrap_err().code(), DriverError::INVALID_VALUE);
         assert_eq!(driver.mem_pool_export_to_fd(pool), Ok(77));
         assert_eq!(driver.mem_pool_import_from_fd(77), Ok(MemPool(0x77)));
         assert_eq!(driver.mem_pool_import_from_fd(78).unwrap_err().code(), DriverError::INVALID_VALUE);

@@ -4,8 +4,9 @@
 use std::sync::Arc;
 
 use millpond_core::driver::{
-    AccessFlags, DeviceAttribute, DriverError, DriverResult, HandleTypes, MemAllocationType, MemLocation,
-    MemPool, MemPoolAttribute, MemPoolProps, MemPoolPtrData, MemoryKind, StreamFlags,
+    AccessFlags, AccessLocation, DeviceAttribute, DriverError, DriverResult, FabricHandle, HandleTypes,
+    MemAllocationType, MemLocation, MemPool, MemPoolAttribute, MemPoolProps, MemPoolPtrData, MemoryKind,
+    StreamFlags,
 };
 use millpond_core::{DevicePtr, Driver, StreamRef};
 use millpond_driver::sim::{Access, SimConfig, SimDevice, SimMachine, ViolationKind};
@@ -226,7 +227,7 @@ fn host_pools_are_for_the_device_once_it_has_access() {
     let device = device();
     let s = stream(&device);
     let pool = device.mem_pool_create(on_host()).unwrap();
-    let me = device.device();
+    let me = AccessLocation::from(device.device());
     assert_eq!(device.mem_pool_get_access(pool, me), Ok(AccessFlags::None));
     let ptr = device.mem_alloc_from_pool_async(MIB, pool, s).unwrap();
     assert_eq!((device.pointer_kind(ptr), device.live_bytes()), (Ok(MemoryKind::Host), CHUNK));
@@ -251,22 +252,23 @@ fn other_devices_use_a_pool_that_they_were_given() {
     let pool = a.mem_pool_create(MemPoolProps::default()).unwrap();
     let ptr = a.mem_alloc_from_pool_async(MIB, pool, s).unwrap();
     a.stream_synchronize(s).unwrap();
-    assert_eq!(a.mem_pool_get_access(pool, a.device()), Ok(AccessFlags::ReadWrite));
-    assert_eq!(a.mem_pool_get_access(pool, b.device()), Ok(AccessFlags::None));
+    let [own, other] = [&a, &b].map(|device| AccessLocation::from(device.device()));
+    assert_eq!(a.mem_pool_get_access(pool, own), Ok(AccessFlags::ReadWrite));
+    assert_eq!(a.mem_pool_get_access(pool, other), Ok(AccessFlags::None));
     // SAFETY: live memory; the device refuses the call.
     assert!(unsafe { b.memset_d8_async(ptr, 1, MIB, t) }.is_err());
-    a.mem_pool_set_access(pool, AccessFlags::ReadWrite, &[b.device()]).unwrap();
-    assert_eq!(a.mem_pool_get_access(pool, b.device()), Ok(AccessFlags::ReadWrite));
+    a.mem_pool_set_access(pool, AccessFlags::ReadWrite, &[other]).unwrap();
+    assert_eq!(a.mem_pool_get_access(pool, other), Ok(AccessFlags::ReadWrite));
     // SAFETY: live memory.
     unsafe { b.memset_d8_async(ptr, 1, MIB, t) }.unwrap();
-    a.mem_pool_set_access(pool, AccessFlags::None, &[b.device()]).unwrap();
+    a.mem_pool_set_access(pool, AccessFlags::None, &[other]).unwrap();
     // SAFETY: live memory; the device refuses the call.
     assert!(unsafe { b.memset_d8_async(ptr, 1, MIB, t) }.is_err());
 
-    let own = a.mem_pool_set_access(pool, AccessFlags::None, &[a.device()]);
-    assert_eq!(code(own), DriverError::INVALID_VALUE, "the device keeps access to its own memory");
+    let none = a.mem_pool_set_access(pool, AccessFlags::None, &[own]);
+    assert_eq!(code(none), DriverError::INVALID_DEVICE, "the device keeps access to its own memory");
     let alone = device();
-    let stranger = a.mem_pool_set_access(pool, AccessFlags::ReadWrite, &[alone.device()]);
+    let stranger = a.mem_pool_set_access(pool, AccessFlags::ReadWrite, &[alone.device().into()]);
     assert_eq!(code(stranger), DriverError::INVALID_DEVICE);
     free(&a, ptr, s);
     destroy(&a, pool);
@@ -314,6 +316,43 @@ mod shared {
         assert_eq!((kinds(&device), device.live_allocations(), device.live_bytes()), (vec![], 0, 0));
     }
 
+    /// A fabric handle is 64 bytes, which name the pool as a descriptor does.
+    #[test]
+    fn a_fabric_handle_names_a_pool() {
+        let device = SimDevice::new(SimConfig::h200());
+        let s = stream(&device);
+        let [both, fabric] = [HandleTypes::POSIX_FD | HandleTypes::FABRIC, HandleTypes::FABRIC]
+            .map(|handles| device.mem_pool_create(MemPoolProps::default().handles(handles)).unwrap());
+        let handle = device.mem_pool_export_to_fabric(fabric).unwrap();
+        assert_ne!(device.mem_pool_export_to_fabric(both), Ok(handle));
+        let imported = device.mem_pool_import_from_fabric(&handle).unwrap();
+        let ptr = device.mem_alloc_from_pool_async(MIB, fabric, s).unwrap();
+        let data = device.mem_pool_export_pointer(ptr).unwrap();
+        let there = device.mem_pool_import_pointer(imported, &data).unwrap();
+        assert_eq!(device.pointer_mem_pool(there), Ok(Some(imported)));
+        assert_eq!(code(device.mem_pool_export_to_fd(fabric)), DriverError::INVALID_VALUE);
+        assert_eq!(code(device.mem_pool_export_to_fabric(imported)), DriverError::INVALID_VALUE);
+        let files_only = device.mem_pool_create(shared()).unwrap();
+        assert_eq!(code(device.mem_pool_export_to_fabric(files_only)), DriverError::INVALID_VALUE);
+        let elsewhere = SimDevice::new(SimConfig::h200());
+        let mut wrong = handle;
+        wrong.0[9] ^= 1;
+        for answer in [
+            elsewhere.mem_pool_import_from_fabric(&handle),
+            device.mem_pool_import_from_fabric(&wrong),
+            device.mem_pool_import_from_fabric(&FabricHandle([0; 64])),
+            device.mem_pool_import_from_fabric(&FabricHandle(data.0)),
+        ] {
+            assert_eq!(code(answer), DriverError::INVALID_VALUE);
+        }
+        free(&device, there, s);
+        free(&device, ptr, s);
+        for pool in [both, fabric, imported] {
+            destroy(&device, pool);
+        }
+        assert_eq!(code(device.mem_pool_import_from_fabric(&handle)), DriverError::INVALID_VALUE);
+    }
+
     #[test]
     fn the_importer_frees_first() {
         let device = device();
@@ -335,7 +374,7 @@ mod shared {
     }
 
     #[test]
-    fn what_an_imported_pool_cannot_do_is_refused_or_does_nothing() {
+    fn what_an_imported_pool_cannot_do_is_refused() {
         let device = device();
         let s = stream(&device);
         let pool = device.mem_pool_create(shared()).unwrap();
@@ -347,8 +386,13 @@ mod shared {
         ];
         assert_eq!(refused.map(code), [DriverError::INVALID_VALUE; 3]);
         assert_eq!(get(&device, imported, MemPoolAttribute::ExportHandleTypes), 0);
-        device.mem_pool_trim_to(imported, 0).unwrap();
-        device.mem_pool_set_attribute(imported, MemPoolAttribute::ReleaseThreshold, 0).unwrap();
+        let refused = [
+            device.mem_pool_trim_to(imported, 0),
+            device.mem_pool_set_attribute(imported, MemPoolAttribute::ReleaseThreshold, 0),
+            device.mem_pool_set_attribute(imported, MemPoolAttribute::UsedMemHigh, 0),
+            device.mem_pool_get_attribute(imported, MemPoolAttribute::ReuseAllowOpportunistic).map(drop),
+        ];
+        assert_eq!(refused.map(code), [DriverError::INVALID_VALUE; 4]);
         // A pool that can be exported does not release memory before its end either.
         free(&device, device.mem_alloc_from_pool_async(MIB, pool, s).unwrap(), s);
         device.synchronize().unwrap();

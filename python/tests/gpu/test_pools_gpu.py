@@ -61,6 +61,50 @@ def test_pinned_pools_serve_host_and_device(options):
     assert pool.reserved_bytes == 0
 
 
+#: The other process: it reads a block of an imported pool.
+IMPORTER = """
+import sys
+import millpond
+from millpond import mr
+
+handle, data, size = bytes.fromhex(sys.argv[1]), bytes.fromhex(sys.argv[2]), int(sys.argv[3])
+with mr.MemoryPool.import_fabric(handle).import_pointer(data, size) as block:
+    copy = millpond.DeviceBuffer(size=size)
+    copy.copy_from_device(block)
+    assert copy.tobytes() == b"\\7" * size
+print("read")
+"""
+
+
+def test_a_fabric_handle_shares_a_pool_or_the_error_says_what_is_missing():
+    try:
+        pool = mr.MemoryPool(handles="fabric")
+        handle = pool.export_fabric()
+    except millpond.UnsupportedError as error:
+        print(error)
+        assert "IMEX" in str(error) or "does not support pools with these handles" in str(error)
+        return
+    buffer = millpond.DeviceBuffer(size=MIB, mr=pool.resource())
+    buffer.fill(7)
+    buffer.stream.synchronize()
+    shared = handle.hex(), pool.export_pointer(buffer.ptr).hex()
+    command = [sys.executable, "-c", IMPORTER, *shared, str(MIB)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout) == (0, "read\n"), done.stderr
+
+
+def test_default_pools_are_those_of_a_place_and_a_kind():
+    device, host = mr.MemoryPool.default(), mr.MemoryPool.default(location="host")
+    assert mr.MemoryPool.default(managed=True) not in (device, host) and device != host
+    assert device.access() == "read_write" and device.resource().is_device_accessible
+    assert not host.resource().is_device_accessible
+    host.set_access("read_write")
+    buffer = millpond.DeviceBuffer(size=MIB, mr=host.resource())
+    buffer.fill(7)
+    buffer.stream.synchronize()
+    assert ctypes.string_at(buffer.ptr, MIB) == b"\7" * MIB
+
+
 def graph_of(stream, body):
     """Capture a graph, launch it, and return it."""
     cuda("cuStreamBeginCapture_v2", ctypes.c_void_p(stream.ptr), 2)  # relaxed

@@ -8,7 +8,9 @@ mod pinned;
 
 use std::fmt;
 
-use millpond_core::driver::{DeviceAttribute, MemAllocationType, MemLocation, call, has_attribute};
+use millpond_core::driver::{
+    AccessFlags, AccessLocation, DeviceAttribute, MemAllocationType, MemLocation, call, has_attribute,
+};
 use millpond_core::{
     Accessibility, DeviceMemoryResource, DevicePtr, DriverHandle, Error, ErrorKind, Layout, MemoryInfo,
     ResourceStatistics, Result, StreamRef, Traits, downcast,
@@ -204,7 +206,7 @@ impl fmt::Display for CudaAsyncViewMemoryResource {
 }
 
 /// Returns who can access a pool's memory. Before CUDA 13.2, the driver does not say how a foreign pool was
-/// made. Such a pool counts as device memory, like the device's default and current pools.
+/// made. The access of device and host tells: a pool of managed memory has neither until it is set.
 fn accessibility_of(pool: &MemoryPool, viewed: Viewed) -> Result<Accessibility> {
     if viewed != Viewed::Other {
         return Ok(Accessibility::DEVICE);
@@ -212,14 +214,24 @@ fn accessibility_of(pool: &MemoryPool, viewed: Viewed) -> Result<Accessibility> 
     let props = match pool.properties() {
         Ok(props) => props,
         Err(error) if error.is_sticky() => return Err(error),
-        Err(_unknown) => return Ok(Accessibility::DEVICE),
+        Err(_unknown) => {
+            let (device, host) = (pool.access(pool.driver().device()), pool.access(AccessLocation::Host));
+            return match (device, host) {
+                (Err(error), _) | (_, Err(error)) if error.is_sticky() => Err(error),
+                (Ok(AccessFlags::None), Ok(AccessFlags::ReadWrite)) => Ok(Accessibility::HOST),
+                (Ok(AccessFlags::None), Ok(AccessFlags::None))
+                | (Ok(AccessFlags::ReadWrite), Ok(AccessFlags::ReadWrite)) => {
+                    Ok(Accessibility::DEVICE_AND_HOST)
+                }
+                _ => Ok(Accessibility::DEVICE),
+            };
+        }
     };
     Ok(match (props.kind, props.location.is_host()) {
         (MemAllocationType::Managed, _) => Accessibility::DEVICE_AND_HOST,
         (MemAllocationType::Pinned, false) => Accessibility::DEVICE,
         (MemAllocationType::Pinned, true) => {
-            let is_reached =
-                pool.access(pool.driver().device())? == millpond_core::driver::AccessFlags::ReadWrite;
+            let is_reached = pool.access(pool.driver().device())? == AccessFlags::ReadWrite;
             if is_reached { Accessibility::DEVICE_AND_HOST } else { Accessibility::HOST }
         }
     })

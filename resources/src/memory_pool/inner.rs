@@ -1,7 +1,7 @@
 //! A pool's blocks, and the order in which they are freed: on the caller's stream, or outside of a capture.
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, LazyLock, Weak};
+use std::sync::{Arc, LazyLock, OnceLock, Weak};
 
 use dashmap::DashMap;
 use millpond_core::driver::{
@@ -99,6 +99,8 @@ pub(crate) struct Inner {
     /// The number of deferred blocks, readable without the lock.
     deferred_count: AtomicUsize,
     aside: OwnStream,
+    /// The code with which the driver refused to export the pool, if it did for good.
+    pub(super) export_refusal: OnceLock<i32>,
 }
 
 impl Inner {
@@ -114,6 +116,7 @@ impl Inner {
             last_freed_on: AtomicU64::new(NO_STREAM),
             deferred_count: AtomicUsize::new(0),
             aside: OwnStream::default(),
+            export_refusal: OnceLock::new(),
         }
     }
 

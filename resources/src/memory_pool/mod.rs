@@ -28,9 +28,11 @@
 //! [`CudaAsyncMemoryResource`]: crate::CudaAsyncMemoryResource
 //! [`CudaAsyncViewMemoryResource`]: crate::CudaAsyncViewMemoryResource
 
+mod access;
 mod current;
 mod graph;
 mod guard;
+mod handles;
 mod inner;
 mod options;
 #[cfg(unix)]
@@ -40,10 +42,10 @@ use std::fmt;
 use std::sync::Arc;
 
 use millpond_core::driver::{
-    AccessFlags, Driver, DriverResult, MemAllocationType, MemLocation, MemPool, MemPoolAttribute,
+    Driver, DriverResult, HandleTypes, MemAllocationType, MemLocation, MemPool, MemPoolAttribute,
     MemPoolProps, call,
 };
-use millpond_core::{DeviceId, DriverError, DriverHandle, Error, ErrorKind, MemoryInfo, Result};
+use millpond_core::{DriverHandle, Error, ErrorKind, MemoryInfo, Result};
 
 pub use graph::GraphMemory;
 pub use guard::CurrentPool;
@@ -105,9 +107,12 @@ impl MemoryPool {
         options: MemoryPoolOptions,
         frees_at_end: bool,
     ) -> Result<Self> {
-        check_handles(&*driver, options.props)?;
+        handles::check(&*driver, options.props)?;
         let _captures = millpond_core::driver::CaptureModeGuard::relaxed(&*driver);
-        let raw = call(&*driver, |driver| driver.mem_pool_create(options.props))?;
+        let raw = call(&*driver, |driver| driver.mem_pool_create(options.props)).map_err(|error| {
+            let is_fabric = options.props.handles.contains(HandleTypes::FABRIC);
+            if is_fabric { handles::explain(error, &*driver) } else { error }
+        })?;
         let origin = Origin::Made { props: options.props, frees_at_end };
         let pool = Self::register(driver.clone(), raw, origin);
         if let Some(bytes) = options.release_threshold {
@@ -128,11 +133,15 @@ impl MemoryPool {
         Ok(Self::known(driver, raw))
     }
 
-    /// Returns the default pool for a location and a kind of memory (since CUDA 13.0).
+    /// Returns the default pool for a location and a kind of memory. A pool other than the device's default
+    /// pool needs CUDA 13.0.
     ///
     /// # Errors
     /// [`Unsupported`](ErrorKind::Unsupported) on an older driver, and the driver's errors.
     pub fn default_for(driver: DriverHandle, location: MemLocation, kind: MemAllocationType) -> Result<Self> {
+        if (location, kind) == (MemLocation::Device, MemAllocationType::Pinned) {
+            return Self::default_of(driver);
+        }
         let raw = call(&*driver, |driver| driver.mem_get_default_mem_pool(location, kind))?;
         Ok(Self::known(driver, raw))
     }
@@ -235,7 +244,7 @@ impl MemoryPool {
         })?;
         Ok(MemPoolProps::default()
             .kind(kind)
-            .handles(millpond_core::driver::HandleTypes::from_bits(handles? as u32))
+            .handles(HandleTypes::from_bits(handles? as u32))
             .location(location)
             .max_bytes(max_bytes?)
             .hw_decompress(hw_decompress? != 0))
@@ -256,7 +265,7 @@ impl MemoryPool {
     /// Returns how many bytes the pool may keep when the host waits for a stream, an event or the device.
     ///
     /// # Errors
-    /// The driver's errors.
+    /// [`Unsupported`](ErrorKind::Unsupported) for an imported pool, and the driver's errors.
     pub fn release_threshold(&self) -> Result<u64> {
         self.get(MemPoolAttribute::ReleaseThreshold)
     }
@@ -268,14 +277,13 @@ impl MemoryPool {
     /// # Errors
     /// [`Unsupported`](ErrorKind::Unsupported) for an imported pool, and the driver's errors.
     pub fn set_release_threshold(&self, bytes: u64) -> Result<()> {
-        self.refuse_import("have a release threshold")?;
         self.set(MemPoolAttribute::ReleaseThreshold, bytes)
     }
 
     /// Returns the number of bytes that the pool holds, live and free.
     ///
     /// # Errors
-    /// The driver's errors.
+    /// [`Unsupported`](ErrorKind::Unsupported) for an imported pool, and the driver's errors.
     pub fn reserved_bytes(&self) -> Result<u64> {
         self.get(MemPoolAttribute::ReservedMemCurrent)
     }
@@ -283,7 +291,7 @@ impl MemoryPool {
     /// Returns the highest number of bytes that the pool has held.
     ///
     /// # Errors
-    /// The driver's errors.
+    /// [`Unsupported`](ErrorKind::Unsupported) for an imported pool, and the driver's errors.
     pub fn reserved_high(&self) -> Result<u64> {
         self.get(MemPoolAttribute::ReservedMemHigh)
     }
@@ -291,7 +299,7 @@ impl MemoryPool {
     /// Resets [`reserved_high`](Self::reserved_high) to the bytes that the pool holds now.
     ///
     /// # Errors
-    /// The driver's errors.
+    /// [`Unsupported`](ErrorKind::Unsupported) for an imported pool, and the driver's errors.
     pub fn reset_reserved_high(&self) -> Result<()> {
         self.set(MemPoolAttribute::ReservedMemHigh, 0)
     }
@@ -299,7 +307,7 @@ impl MemoryPool {
     /// Returns the number of bytes in the pool's live blocks.
     ///
     /// # Errors
-    /// The driver's errors.
+    /// [`Unsupported`](ErrorKind::Unsupported) for an imported pool, and the driver's errors.
     pub fn used_bytes(&self) -> Result<u64> {
         self.get(MemPoolAttribute::UsedMemCurrent)
     }
@@ -307,7 +315,7 @@ impl MemoryPool {
     /// Returns the highest number of bytes that were live in the pool.
     ///
     /// # Errors
-    /// The driver's errors.
+    /// [`Unsupported`](ErrorKind::Unsupported) for an imported pool, and the driver's errors.
     pub fn used_high(&self) -> Result<u64> {
         self.get(MemPoolAttribute::UsedMemHigh)
     }
@@ -315,7 +323,7 @@ impl MemoryPool {
     /// Resets [`used_high`](Self::used_high) to the number of bytes that are live now.
     ///
     /// # Errors
-    /// The driver's errors.
+    /// [`Unsupported`](ErrorKind::Unsupported) for an imported pool, and the driver's errors.
     pub fn reset_used_high(&self) -> Result<()> {
         self.set(MemPoolAttribute::UsedMemHigh, 0)
     }
@@ -323,7 +331,7 @@ impl MemoryPool {
     /// Returns how the driver may reuse memory that other streams have freed.
     ///
     /// # Errors
-    /// The driver's errors.
+    /// [`Unsupported`](ErrorKind::Unsupported) for an imported pool, and the driver's errors.
     pub fn reuse(&self) -> Result<PoolReuse> {
         Ok(PoolReuse {
             follow_event_dependencies: self.get(MemPoolAttribute::ReuseFollowEventDependencies)? != 0,
@@ -337,42 +345,10 @@ impl MemoryPool {
     /// # Errors
     /// [`Unsupported`](ErrorKind::Unsupported) for an imported pool, and the driver's errors.
     pub fn set_reuse(&self, reuse: PoolReuse) -> Result<()> {
-        self.refuse_import("hand out freed memory")?;
         let PoolReuse { follow_event_dependencies, opportunistic, internal_dependencies } = reuse;
         self.set(MemPoolAttribute::ReuseFollowEventDependencies, follow_event_dependencies.into())?;
         self.set(MemPoolAttribute::ReuseAllowOpportunistic, opportunistic.into())?;
         self.set(MemPoolAttribute::ReuseAllowInternalDependencies, internal_dependencies.into())
-    }
-
-    // --- Other devices ---
-
-    /// Returns the access of a device to the pool's memory.
-    ///
-    /// # Errors
-    /// The driver's errors.
-    pub fn access(&self, device: DeviceId) -> Result<AccessFlags> {
-        self.call(|driver| driver.mem_pool_get_access(self.raw(), device))
-    }
-
-    /// Sets the access of other devices to the pool's memory, including memory that the pool allocates
-    /// later.
-    ///
-    /// # Errors
-    /// [`InvalidArgument`](ErrorKind::InvalidArgument) for a device that cannot access this device's memory,
-    /// and the driver's errors.
-    pub fn set_access(&self, access: AccessFlags, devices: &[DeviceId]) -> Result<()> {
-        self.call(|driver| driver.mem_pool_set_access(self.raw(), access, devices)).map_err(|error| {
-            if error.driver_error().is_none_or(|error| error.code() != DriverError::INVALID_DEVICE) {
-                return error;
-            }
-            let own = self.0.driver.device();
-            Error::invalid_argument(format!(
-                "one of the devices cannot access memory of {own}; name only devices that \
-                 cuDeviceCanAccessPeer allows"
-            ))
-            .on_device(own)
-            .caused_by(error)
-        })
     }
 
     // --- For the resources ---
@@ -393,15 +369,30 @@ impl MemoryPool {
         Ok(MemoryInfo { free: free.min(total), total })
     }
 
-    /// CUDA does not count the memory of an imported pool (driver 580, two H200s, 2026-11-27).
-    fn get(&self, attribute: MemPoolAttribute) -> Result<u64> {
-        if attribute.is_count() {
-            self.refuse_import("count its memory")?;
+    /// CUDA refuses the attributes of an imported pool (driver 580, `benches/rules/pools.cpp`, 2026-11-27),
+    /// except its properties (since CUDA 13.2).
+    fn refuse_import_of(&self, attribute: MemPoolAttribute) -> Result<()> {
+        use MemPoolAttribute::{
+            ReleaseThreshold, ReuseAllowInternalDependencies, ReuseAllowOpportunistic,
+            ReuseFollowEventDependencies,
+        };
+        match attribute {
+            ReleaseThreshold => self.refuse_import("have a release threshold"),
+            ReuseFollowEventDependencies | ReuseAllowOpportunistic | ReuseAllowInternalDependencies => {
+                self.refuse_import("hand out freed memory")
+            }
+            count if count.is_count() => self.refuse_import("count its memory"),
+            _ => Ok(()),
         }
+    }
+
+    fn get(&self, attribute: MemPoolAttribute) -> Result<u64> {
+        self.refuse_import_of(attribute)?;
         self.call(|driver| driver.mem_pool_get_attribute(self.raw(), attribute))
     }
 
     fn set(&self, attribute: MemPoolAttribute, value: u64) -> Result<()> {
+        self.refuse_import_of(attribute)?;
         self.call(|driver| driver.mem_pool_set_attribute(self.raw(), attribute, value))
     }
 
@@ -415,30 +406,6 @@ impl MemoryPool {
         }
         let message = format!("an imported pool cannot {what}; do this in the process that made the pool");
         Err(Error::new(ErrorKind::Unsupported, message).on_device(self.0.driver.device()))
-    }
-}
-
-/// Refuses handles that the device does not support for pools. If the driver does not say, making the pool
-/// decides.
-fn check_handles(driver: &dyn Driver, props: MemPoolProps) -> Result<()> {
-    use millpond_core::driver::{DeviceAttribute, HandleTypes};
-
-    if props.handles.is_none() {
-        return Ok(());
-    }
-    if props.kind == MemAllocationType::Managed {
-        let message = "pools of managed memory cannot be exported; leave out the handles, or use device \
-                       memory";
-        return Err(Error::new(ErrorKind::Unsupported, message).on_device(driver.device()));
-    }
-    match call(driver, |driver| driver.attribute(DeviceAttribute::MemPoolSupportedHandleTypes)) {
-        Ok(bits) if !HandleTypes::from_bits(bits as u32).contains(props.handles) => {
-            let message = "the device does not support pools with these handles; choose another kind of \
-                           handle, or none";
-            Err(Error::new(ErrorKind::Unsupported, message).on_device(driver.device()))
-        }
-        Err(error) if error.is_sticky() => Err(error),
-        _ => Ok(()),
     }
 }
 

@@ -1,16 +1,20 @@
-//! Shares a pool's memory with other processes, through POSIX file descriptors.
+//! Shares a pool's memory with other processes, through POSIX file descriptors and fabric handles.
 
 use std::io::{PipeReader, PipeWriter};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
-use millpond_core::driver::{HandleTypes, MemPoolPtrData};
+use millpond_core::driver::{
+    CaptureModeGuard, Driver, DriverResult, FabricHandle, HandleTypes, MemPool, MemPoolProps, MemPoolPtrData,
+    call,
+};
 use millpond_core::{DevicePtr, DriverError, DriverHandle, Error, ErrorKind, Result, StreamRef};
 
 use super::MemoryPool;
+use super::handles;
 use super::inner::Origin;
 
-/// Shares a pool with other processes. The exporter sends a file descriptor for the pool, and then 64 bytes
-/// for each block.
+/// Shares a pool with other processes. The exporter sends a file descriptor or a fabric handle for the pool,
+/// and then 64 bytes for each block.
 impl MemoryPool {
     /// Returns a file descriptor with which another process can [import](Self::import_fd) the pool. Send the
     /// descriptor to the process over a Unix socket, or let a child process inherit the descriptor.
@@ -20,8 +24,8 @@ impl MemoryPool {
     /// [`HandleTypes::POSIX_FD`]; [`Unsupported`](ErrorKind::Unsupported) for an imported pool; and the
     /// driver's errors.
     pub fn export_fd(&self) -> Result<OwnedFd> {
-        self.check_export()?;
-        let fd = self.call(|driver| driver.mem_pool_export_to_fd(self.raw()))?;
+        self.check_export(HandleTypes::POSIX_FD)?;
+        let fd = self.export(|driver| driver.mem_pool_export_to_fd(self.raw()))?;
         // SAFETY: the driver has just opened the descriptor for its caller, who owns it.
         Ok(unsafe { OwnedFd::from_raw_fd(fd) })
     }
@@ -40,18 +44,69 @@ impl MemoryPool {
     /// - This process frees the block before the exporter does, and this free is done on the device by then.
     ///   A [`handshake`] tells the exporter when all importers are done.
     pub unsafe fn import_fd(driver: DriverHandle, fd: BorrowedFd<'_>) -> Result<Self> {
+        let why = "the descriptor names no pool of this device; pass a descriptor that `export_fd` returned";
+        Self::import(driver, why, |driver| driver.mem_pool_import_from_fd(fd.as_raw_fd()))
+    }
+
+    /// Returns a fabric handle with which another process can [import](Self::import_fabric) the pool. The
+    /// process may be on another machine of the same NVLink domain. Send the 64 bytes in any way.
+    ///
+    /// # Errors
+    /// [`InvalidArgument`](ErrorKind::InvalidArgument) if the pool was created without
+    /// [`HandleTypes::FABRIC`]; [`Unsupported`](ErrorKind::Unsupported) for an imported pool; and the
+    /// driver's errors.
+    pub fn export_fabric(&self) -> Result<FabricHandle> {
+        self.check_export(HandleTypes::FABRIC)?;
+        self.export(|driver| driver.mem_pool_export_to_fabric(self.raw()))
+    }
+
+    /// Exports the pool by a call. After a refusal for lack of an IMEX channel, driver 580 (CUDA 13.0) does
+    /// not return from the pool's next export. So the refusal is remembered.
+    fn export<T>(&self, export: impl FnOnce(&dyn Driver) -> DriverResult<T>) -> Result<T> {
+        let refusal = &self.inner().export_refusal;
+        if let Some(code) = refusal.get() {
+            let error = DriverError::new(*code, "cuMemPoolExportToShareableHandle");
+            return Err(handles::explain(error.into(), &**self.driver()));
+        }
+        self.call(export).map_err(|error| {
+            let code = error.driver_error().map(DriverError::code);
+            if let Some(code) = code.filter(|code| *code == DriverError::NOT_PERMITTED) {
+                let _ = refusal.set(code);
+            }
+            handles::explain(error, &**self.driver())
+        })
+    }
+
+    /// Imports a pool of another process, as [`import_fd`](Self::import_fd) does, through a fabric handle.
+    ///
+    /// # Errors
+    /// [`InvalidArgument`](ErrorKind::InvalidArgument) if the handle names no pool that this device can
+    /// reach; [`Unsupported`](ErrorKind::Unsupported) if this process cannot open the exporter's IMEX
+    /// channel; and the driver's other errors.
+    ///
+    /// # Safety
+    /// The conditions of [`import_fd`](Self::import_fd) hold.
+    pub unsafe fn import_fabric(driver: DriverHandle, handle: &FabricHandle) -> Result<Self> {
+        let why = "the handle names no pool that this device can reach; pass the 64 bytes that \
+                   `export_fabric` returned, while the exporter's pool exists";
+        Self::import(driver, why, |driver| driver.mem_pool_import_from_fabric(handle))
+    }
+
+    /// Imports a pool by a call. `why` is the reason if the driver does not know the handle.
+    fn import(
+        driver: DriverHandle,
+        why: &str,
+        import: impl FnOnce(&dyn Driver) -> DriverResult<MemPool>,
+    ) -> Result<Self> {
         let raw = {
-            let _captures = millpond_core::driver::CaptureModeGuard::relaxed(&*driver);
-            millpond_core::driver::call(&*driver, |driver| driver.mem_pool_import_from_fd(fd.as_raw_fd()))
+            let _captures = CaptureModeGuard::relaxed(&*driver);
+            call(&*driver, import)
         };
         let raw = raw.map_err(|error| {
-            let is_refused = error.kind() == ErrorKind::Driver;
-            let why = "the descriptor names no pool of this device; pass a descriptor that `export_fd` \
-                       returned";
-            if is_refused {
-                Error::invalid_argument(why).on_device(driver.device()).caused_by(error)
-            } else {
-                error.context("importing a pool")
+            let error = handles::explain(error, &*driver);
+            match error.kind() {
+                ErrorKind::Driver => Error::invalid_argument(why).on_device(driver.device()).caused_by(error),
+                _ => error.context("importing a pool"),
             }
         })?;
         Ok(Self::register(driver, raw, Origin::Imported))
@@ -64,7 +119,7 @@ impl MemoryPool {
     /// [`InvalidArgument`](ErrorKind::InvalidArgument) for a pointer outside this pool, and for a pool that
     /// was created without handles. Also the driver's errors.
     pub fn export_pointer(&self, ptr: DevicePtr) -> Result<MemPoolPtrData> {
-        self.check_export()?;
+        self.check_export(HandleTypes::NONE)?;
         if self.call(|driver| driver.pointer_mem_pool(ptr))? != Some(self.raw()) {
             let message = format!(
                 "{ptr} is in no block of this pool; export the block from the pool that allocated it"
@@ -72,12 +127,15 @@ impl MemoryPool {
             return Err(Error::invalid_argument(message).on_device(self.driver().device()));
         }
         // An H200's driver (580.159.04) refuses pointers of a pool that was never exported.
-        let again = |_: DriverError| {
-            drop(self.export_fd());
-            self.driver().mem_pool_export_pointer(ptr)
-        };
-        self.call(|driver| driver.mem_pool_export_pointer(ptr).or_else(again))
-            .map_err(|error| error.context("exporting a block; pass its first byte"))
+        let exported = self.call(|driver| driver.mem_pool_export_pointer(ptr)).or_else(|_| {
+            if self.check_export(HandleTypes::POSIX_FD).is_ok() {
+                self.export_fd().map(drop)?;
+            } else {
+                self.export_fabric().map(drop)?;
+            }
+            self.call(|driver| driver.mem_pool_export_pointer(ptr))
+        });
+        exported.map_err(|error| error.context("exporting a block; pass its first byte"))
     }
 
     /// Opens a block that the exporter has described with [`export_pointer`](Self::export_pointer). The block
@@ -90,7 +148,7 @@ impl MemoryPool {
         let refused = |why: &str| Error::invalid_argument(why).on_device(self.driver().device());
         if !self.is_imported() {
             return Err(refused(
-                "this process made the pool; import blocks into the pool that `import_fd` returned",
+                "this process made the pool; import blocks into a pool that this process imported",
             ));
         }
         let opened = self.call(|driver| driver.mem_pool_import_pointer(self.raw(), data));
@@ -105,16 +163,21 @@ impl MemoryPool {
         Ok(ImportedAllocation { pool: self.clone(), ptr: Some(ptr) })
     }
 
-    fn check_export(&self) -> Result<()> {
+    /// Refuses the export of an imported pool, and of a pool without this handle. With no handle, the pool
+    /// needs any.
+    fn check_export(&self, handle: HandleTypes) -> Result<()> {
         self.refuse_import("be exported")?;
-        match self.0.origin {
-            Origin::Made { props, .. } if !props.handles.contains(HandleTypes::POSIX_FD) => {
-                let message = "the pool was made without handles for other processes; make it with file \
-                               descriptors (handles=fd)";
-                Err(Error::invalid_argument(message).on_device(self.driver().device()))
-            }
-            _ => Ok(()),
+        let Origin::Made { props: MemPoolProps { handles, .. }, .. } = self.0.origin else { return Ok(()) };
+        if !handles.is_none() && handles.contains(handle) {
+            return Ok(());
         }
+        let (what, option) = match handle {
+            HandleTypes::POSIX_FD => ("file descriptors", "handles=fd"),
+            HandleTypes::FABRIC => ("fabric handles", "handles=fabric"),
+            _ => ("handles for other processes", "handles=fd or handles=fabric"),
+        };
+        let message = format!("the pool was made without {what}; make it with {option}");
+        Err(Error::invalid_argument(message).on_device(self.driver().device()))
     }
 }
 

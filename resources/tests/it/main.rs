@@ -28,6 +28,8 @@ mod layer_docs;
 mod long_run;
 mod many_streams;
 mod memory_pool;
+#[cfg(unix)]
+mod memory_pool_shared;
 mod ordered_upstream;
 mod panics;
 mod peak;

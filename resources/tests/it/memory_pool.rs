@@ -4,11 +4,12 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 
 use millpond_core::driver::{
-    AccessFlags, CaptureMode, HandleTypes, MemAllocationType, MemLocation, MemPool, MemPoolProps, StreamFlags,
+    AccessFlags, AccessLocation, CaptureMode, HandleTypes, MemAllocationType, MemLocation, MemPool,
+    MemPoolProps, StreamFlags,
 };
 use millpond_core::{
-    DeviceId, DeviceMemoryResource, DeviceMemoryResourceExt, DevicePtr, Driver, DriverError, DriverHandle,
-    Error, ErrorKind, Result, StreamRef,
+    Accessibility, DeviceId, DeviceMemoryResource, DeviceMemoryResourceExt, DevicePtr, Driver, DriverError,
+    DriverHandle, Error, ErrorKind, Result, StreamRef,
 };
 use millpond_driver::sim::{Access, FaultPlan, SimConfig, SimDevice, SimMachine};
 use millpond_driver::{CallKind, CountingDriver};
@@ -16,37 +17,37 @@ use millpond_resources::CudaAsyncViewMemoryResource;
 use millpond_resources::memory_pool::{MemoryPool, MemoryPoolOptions, PoolReuse};
 use millpond_testkit::hooked::HookedDriver;
 
-const MIB: u64 = 1 << 20;
+pub(crate) const MIB: u64 = 1 << 20;
 const CHUNK: u64 = 32 * MIB; // A pool of the simulated device takes this at once.
 
-fn device() -> Arc<SimDevice> {
+pub(crate) fn device() -> Arc<SimDevice> {
     SimDevice::new(SimConfig::with_capacity(1 << 30))
 }
 
-fn stream(device: &SimDevice) -> StreamRef {
+pub(crate) fn stream(device: &SimDevice) -> StreamRef {
     device.stream_create(StreamFlags::NON_BLOCKING).unwrap()
 }
 
-fn options() -> MemoryPoolOptions {
+pub(crate) fn options() -> MemoryPoolOptions {
     MemoryPoolOptions::new()
 }
 
-fn pool(device: &Arc<SimDevice>, options: MemoryPoolOptions) -> MemoryPool {
+pub(crate) fn pool(device: &Arc<SimDevice>, options: MemoryPoolOptions) -> MemoryPool {
     MemoryPool::new(device.clone(), options).unwrap()
 }
 
-fn view(pool: &MemoryPool) -> CudaAsyncViewMemoryResource {
+pub(crate) fn view(pool: &MemoryPool) -> CudaAsyncViewMemoryResource {
     CudaAsyncViewMemoryResource::new(pool.clone()).unwrap()
 }
 
 /// Frees a block that the test allocated with this size.
-fn put(resource: &impl DeviceMemoryResource, ptr: DevicePtr, bytes: u64, stream: StreamRef) {
+pub(crate) fn put(resource: &impl DeviceMemoryResource, ptr: DevicePtr, bytes: u64, stream: StreamRef) {
     // SAFETY: every test passes the blocks that it allocated, once, when nothing uses them.
     unsafe { resource.deallocate_bytes(ptr, bytes, stream) }
 }
 
 /// Returns the kind and the text of an error. The text calls the device `DEVICE`.
-fn said<T>(answer: Result<T>) -> (ErrorKind, String) {
+pub(crate) fn said<T>(answer: Result<T>) -> (ErrorKind, String) {
     let Err(error) = answer else { panic!("it was not refused") };
     let device = error.device().map(|device| device.to_string());
     let text = error.to_string();
@@ -211,185 +212,57 @@ fn another_device_uses_what_it_was_given() {
     assert_eq!(error.driver_error().unwrap().code(), DriverError::INVALID_DEVICE, "{error}");
 }
 
-// --- Other processes ---
+/// A driver before CUDA 13.2 does not say how a default pool was made, but who accesses it.
+#[test]
+fn an_old_drivers_default_pools_are_told_apart_by_their_access() {
+    let device = device();
+    let default = |at, kind| MemoryPool::default_for(device.clone(), at, kind).unwrap();
+    let own = default(MemLocation::Device, MemAllocationType::Pinned);
+    let host = default(MemLocation::Host, MemAllocationType::Pinned);
+    let managed = default(MemLocation::Device, MemAllocationType::Managed);
+    let seen = |pool| {
+        device.set_faults(FaultPlan::nth_of(CallKind::MemPool, 0, DriverError::INVALID_VALUE));
+        let accessibility = view(pool).accessibility();
+        device.set_faults(FaultPlan::none());
+        accessibility
+    };
+    assert_eq!([&own, &host].map(seen), [Accessibility::DEVICE, Accessibility::HOST]);
+    host.set_access(AccessFlags::ReadWrite, &[device.device()]).unwrap();
+    assert_eq!([&managed, &host].map(seen), [Accessibility::DEVICE_AND_HOST; 2]);
+    assert_eq!(own, MemoryPool::default_of(device.clone()).unwrap());
+}
 
-#[cfg(unix)]
-mod shared {
-    use std::os::fd::AsFd;
-
-    use millpond_core::driver::MemPoolPtrData;
-    use millpond_resources::memory_pool::{ImporterToken, handshake};
-    use millpond_testkit::hooked::HookedDriver;
-
-    use super::*;
-
-    fn exportable(device: &Arc<SimDevice>) -> MemoryPool {
-        pool(device, options().handles(HandleTypes::POSIX_FD))
-    }
-
-    /// Imports the pool, as another process does.
-    fn import(device: &Arc<SimDevice>, pool: &MemoryPool) -> MemoryPool {
-        let driver = HookedDriver::in_another_process(device.clone(), millpond_core::DeviceId::sim(9_999));
-        let fd = pool.export_fd().unwrap();
-        // SAFETY: the tests free imported blocks first.
-        unsafe { MemoryPool::import_fd(driver, fd.as_fd()) }.unwrap()
-    }
-
-    #[test]
-    fn a_block_is_used_in_another_process_and_freed_there_first() {
-        let device = device();
-        let [s, t] = [(); 2].map(|()| stream(&device));
-        let pool = exportable(&device);
-        let resource = view(&pool);
-        let ptr = resource.allocate_bytes(MIB, s).unwrap();
-        device.launch(s, &[Access::write(ptr, MIB, 7)]);
-        device.stream_synchronize(s).unwrap();
-        let data = pool.export_pointer(ptr).unwrap();
-        let (importers, token) = handshake().unwrap();
-        // In the other process:
-        let imported = import(&device, &pool);
-        assert!(imported.is_imported() && imported.properties().unwrap().handles.is_none());
-        let block = imported.import_pointer(&data).unwrap();
-        assert_ne!(block.device_pointer(), ptr);
-        device.launch(t, &[Access::check(block.device_pointer(), MIB, 7)]);
-        block.free_on(t).unwrap();
-        device.stream_synchronize(t).unwrap();
-        drop(token);
-        // And in the first:
-        importers.wait().unwrap();
-        put(&resource, ptr, MIB, s);
-        drop((imported, resource, pool));
-        assert_eq!((device.live_allocations(), device.live_bytes()), (0, 0));
-        assert_eq!(device.take_violations(), []);
-    }
-
-    #[test]
-    fn a_dropped_block_is_freed_after_all_work() {
-        let device = device();
-        let [s, t] = [(); 2].map(|()| stream(&device));
-        let pool = exportable(&device);
-        let resource = view(&pool);
-        let ptr = resource.allocate_bytes(MIB, s).unwrap();
-        device.stream_synchronize(s).unwrap();
-        let imported = import(&device, &pool);
-        let block = imported.import_pointer(&pool.export_pointer(ptr).unwrap()).unwrap();
-        device.launch_for(t, &[Access::read(block.device_pointer(), MIB)], 1_000_000);
-        drop(block);
-        put(&resource, ptr, MIB, s);
-        assert_eq!(device.take_violations(), []);
-    }
-
-    #[test]
-    fn a_dropped_block_is_freed_where_its_stream_cannot_be_made() {
-        let device = device();
-        let (pool, s) = (exportable(&device), stream(&device));
-        let resource = view(&pool);
-        let ptr = resource.allocate_bytes(MIB, s).unwrap();
-        device.stream_synchronize(s).unwrap();
-        let block = import(&device, &pool).import_pointer(&pool.export_pointer(ptr).unwrap()).unwrap();
-        device.set_faults(FaultPlan::nth_of(CallKind::StreamCreate, 0, DriverError::OUT_OF_MEMORY));
-        drop(block);
-        put(&resource, ptr, MIB, s);
-        assert_eq!(device.take_violations(), [], "it was freed before the exporter's");
-    }
-
-    #[test]
-    fn an_exporter_waits_for_every_copy_of_the_token() {
-        let (importers, token) = handshake().unwrap();
-        let copy = ImporterToken::from(token.as_fd().try_clone_to_owned().unwrap());
-        let waiting = std::thread::spawn(move || importers.wait());
-        drop(token);
-        assert!(!waiting.is_finished());
-        drop(copy);
-        waiting.join().unwrap().unwrap();
-    }
-
-    #[test]
-    fn what_an_imported_pool_cannot_do_is_said_before_the_driver_is_asked() {
-        let device = device();
-        let pool = exportable(&device);
-        let imported = import(&device, &pool);
-        let calls = device.driver_calls();
-        for (what, answer) in [
-            ("allocate", CudaAsyncViewMemoryResource::new(imported.clone()).map(drop)),
-            ("count its memory", imported.used_bytes().map(drop)),
-            ("have a release threshold", imported.set_release_threshold(0)),
-            ("be trimmed", imported.trim(0).map(drop)),
-            ("be a device's current pool", imported.set_current()),
-            ("hand out freed memory", imported.set_reuse(PoolReuse::ALL)),
-            ("be exported", imported.export_pointer(DevicePtr::new(256)).map(drop)),
-        ] {
-            let text = format!(
-                "not supported on DEVICE: an imported pool cannot {what}; do this in the process that made \
-                 the pool"
-            );
-            assert_eq!(said(answer), (ErrorKind::Unsupported, text));
-        }
-        assert_eq!(device.driver_calls(), calls);
-    }
-
-    #[test]
-    fn export_from_a_pool_without_handles() {
-        let pool = pool(&device(), options());
-        let text = "invalid argument on DEVICE: the pool was made without handles for other processes; make \
-                    it with file descriptors (handles=fd)";
-        assert_eq!(said(pool.export_fd()), (ErrorKind::InvalidArgument, text.to_owned()));
-        let pointer = said(pool.export_pointer(DevicePtr::new(256)));
-        assert_eq!(pointer, (ErrorKind::InvalidArgument, text.to_owned()));
-    }
-
-    #[test]
-    fn import_of_a_descriptor_that_is_no_pools() {
-        let device = device();
-        let file = std::fs::File::open("/dev/null").unwrap();
-        // SAFETY: it is refused.
-        let refused = unsafe { MemoryPool::import_fd(device.clone(), file.as_fd()) };
-        let (kind, text) = said(refused);
-        assert_eq!(kind, ErrorKind::InvalidArgument);
-        let start = "invalid argument on DEVICE: the descriptor names no pool of this device; pass a \
-                     descriptor that `export_fd` returned: ";
-        assert!(text.starts_with(start), "{text}");
-        assert_eq!(device.live_allocations(), 0);
-    }
-
-    #[test]
-    fn export_of_a_pointer_of_another_pool() {
-        let device = device();
-        let (pool, other, s) = (exportable(&device), exportable(&device), stream(&device));
-        let resource = view(&other);
-        let ptr = resource.allocate_bytes(MIB, s).unwrap();
-        for wrong in [ptr, DevicePtr::new(4096), ptr.offset(1 << 40)] {
-            let text = format!(
-                "invalid argument on DEVICE: {wrong} is in no block of this pool; export the block from the \
-                 pool that allocated it"
-            );
-            assert_eq!(said(pool.export_pointer(wrong)), (ErrorKind::InvalidArgument, text));
-        }
-        let inside = other.export_pointer(ptr.offset(256)).unwrap_err();
-        assert!(inside.to_string().contains("pass its first byte"), "{inside}");
-        put(&resource, ptr, MIB, s);
-    }
-
-    #[test]
-    fn import_of_a_pointer_that_the_pool_does_not_have() {
-        let device = device();
-        let (pool, other, s) = (exportable(&device), exportable(&device), stream(&device));
-        let imported = import(&device, &pool);
-        let resources = [&pool, &other].map(view);
-        let [own, strange] = [0, 1].map(|at: usize| resources[at].allocate_bytes(MIB, s).unwrap());
-        let (data, strange_data) =
-            (pool.export_pointer(own).unwrap(), other.export_pointer(strange).unwrap());
-        let text = "invalid argument on DEVICE: this process made the pool; import blocks into the pool that \
-                    `import_fd` returned";
-        assert_eq!(said(pool.import_pointer(&data)), (ErrorKind::InvalidArgument, text.to_owned()));
-        put(&resources[0], own, MIB, s);
-        put(&resources[1], strange, MIB, s);
-        for wrong in [strange_data, data, MemPoolPtrData([0xa5; 64])] {
-            let (kind, text) = said(imported.import_pointer(&wrong));
-            let start = "invalid argument on DEVICE: the data describes no live block of the imported pool";
-            assert!(kind == ErrorKind::InvalidArgument && text.starts_with(start), "{text}");
+/// As an H100's driver answers (580, CUDA 13.0; `benches/rules/pools.cpp`).
+#[test]
+fn the_host_accesses_host_memory_and_no_device_memory() {
+    let device = device();
+    let me = device.device();
+    let host = pool(&device, options().location(MemLocation::Host));
+    let (managed, own) = (pool(&device, options().managed()), pool(&device, options()));
+    let refuse = |pool: &MemoryPool, access, place: AccessLocation, why: &str| {
+        let (kind, text) = said(pool.set_access(access, &[place]));
+        assert!(kind == ErrorKind::InvalidArgument && text.contains(why), "{text}");
+    };
+    let why = "the host always accesses pools of host memory, and never pools of device memory";
+    for place in [AccessLocation::Host, AccessLocation::HostNuma(0), AccessLocation::HostNuma(99)] {
+        assert_eq!(host.access(place).unwrap(), AccessFlags::ReadWrite);
+        host.set_access(AccessFlags::ReadWrite, &[place]).unwrap();
+        refuse(&host, AccessFlags::None, place, why);
+        assert_eq!(own.access(place).unwrap(), AccessFlags::None);
+        for access in [AccessFlags::None, AccessFlags::ReadWrite] {
+            refuse(&own, access, place, why);
+            managed.set_access(access, &[place]).unwrap();
+            assert_eq!(managed.access(AccessLocation::Host).unwrap(), access);
         }
     }
+    assert_eq!(host.access(me).unwrap(), AccessFlags::None);
+    host.set_access(AccessFlags::ReadWrite, &[AccessLocation::Host, me.into()]).unwrap();
+    assert_eq!(host.access(me).unwrap(), AccessFlags::ReadWrite);
+    refuse(&host, AccessFlags::Read, me.into(), "the driver has no access for reading only");
+    refuse(&own, AccessFlags::None, me.into(), "always accesses its own memory; name other devices");
+    let current = AccessLocation::HostNumaCurrent;
+    refuse(&host, AccessFlags::ReadWrite, current, "the driver takes no current NUMA node");
+    assert!(said(host.access(current)).1.contains("the driver takes no current NUMA node"));
 }
 
 // --- Mistakes ---
@@ -431,10 +304,21 @@ fn handles_that_the_device_has_not() {
         let refused = said(MemoryPool::new(device.clone(), options().handles(handles)));
         assert_eq!(refused, (ErrorKind::Unsupported, text.to_owned()));
     }
-    let managed = options().managed().handles(HandleTypes::POSIX_FD);
-    let text = "not supported on DEVICE: pools of managed memory cannot be exported; leave out the handles, \
-                or use device memory";
-    assert_eq!(said(MemoryPool::new(device, managed)), (ErrorKind::Unsupported, text.to_owned()));
+    for (options, why) in [
+        (
+            options().managed(),
+            "managed memory cannot be exported; leave out the handles, or use device memory",
+        ),
+        (
+            options().location(MemLocation::Host),
+            "host memory on any NUMA node cannot be exported; leave out the handles, or name a NUMA node, as \
+             in `numa=0`",
+        ),
+    ] {
+        let refused = said(MemoryPool::new(device.clone(), options.handles(HandleTypes::POSIX_FD)));
+        assert_eq!(refused, (ErrorKind::Unsupported, format!("not supported on DEVICE: pools of {why}")));
+    }
+    pool(&device, options().location(MemLocation::HostNuma(0)).handles(HandleTypes::POSIX_FD));
 }
 
 #[test]

@@ -205,14 +205,13 @@ impl Location {
     }
 }
 
-/// Gives each of the described devices its access.
+/// Gives each of the described locations its access.
 ///
 /// # Safety
 /// `access` is null or points to this many descriptions.
 unsafe fn for_each_access(
-    driver: &dyn Driver,
     (access, count): (*const AccessDesc, usize),
-    mut set: impl FnMut(AccessFlags, &[DeviceId]) -> DriverResult<()>,
+    mut set: impl FnMut(AccessFlags, Location) -> DriverResult<()>,
 ) -> DriverResult<()> {
     if access.is_null() || count == 0 {
         return Err(refusal(DriverError::INVALID_VALUE));
@@ -225,6 +224,6 @@ unsafe fn for_each_access(
             3 => AccessFlags::ReadWrite,
             _ => return Err(refusal(DriverError::INVALID_VALUE)),
         };
-        set(flags, &[wanted.location.as_device(driver)?])
+        set(flags, wanted.location)
     })
 }

@@ -3,8 +3,8 @@
 use std::ffi::{c_int, c_void};
 
 use millpond_core::driver::{
-    AccessFlags, DriverResult, GraphMemAttribute, HandleTypes, MemAllocationType, MemLocation, MemPool,
-    MemPoolAttribute, MemPoolProps,
+    AccessFlags, AccessLocation, DriverResult, GraphMemAttribute, HandleTypes, MemAllocationType,
+    MemLocation, MemPool, MemPoolAttribute, MemPoolProps,
 };
 use millpond_core::{Driver, DriverError};
 
@@ -274,6 +274,16 @@ pub(crate) unsafe extern "C" fn set_at(wanted: *const Location, number: c_int, c
     })
 }
 
+/// The place that accesses a pool.
+fn access_from(driver: &dyn Driver, wanted: Location) -> DriverResult<AccessLocation> {
+    Ok(match location(wanted)? {
+        MemLocation::Device => driver.device().into(),
+        MemLocation::Host => AccessLocation::Host,
+        MemLocation::HostNuma(node) => AccessLocation::HostNuma(node),
+        MemLocation::HostNumaCurrent => AccessLocation::HostNumaCurrent,
+    })
+}
+
 pub(crate) unsafe extern "C" fn set_access<A: Api>(
     of: Handle,
     access: *const AccessDesc,
@@ -281,8 +291,9 @@ pub(crate) unsafe extern "C" fn set_access<A: Api>(
 ) -> c_int {
     // SAFETY: CUDA's contract for the arguments.
     A::run_of(0, |driver| unsafe {
-        let set = |flags, devices: &[_]| driver.mem_pool_set_access(pool(of), flags, devices);
-        for_each_access(driver, (access, count), set)
+        for_each_access((access, count), |flags, at| {
+            driver.mem_pool_set_access(pool(of), flags, &[access_from(driver, at)?])
+        })
     })
 }
 
@@ -293,8 +304,8 @@ pub(crate) unsafe extern "C" fn get_access<A: Api>(
 ) -> c_int {
     let find = |driver: &dyn Driver| {
         // SAFETY: CUDA's contract for the arguments.
-        let device = unsafe { wanted.as_ref() }.ok_or_else(invalid_value)?.as_device(driver)?;
-        Ok(match driver.mem_pool_get_access(pool(of), device)? {
+        let wanted = unsafe { wanted.as_ref() }.ok_or_else(invalid_value)?;
+        Ok(match driver.mem_pool_get_access(pool(of), access_from(driver, *wanted)?)? {
             AccessFlags::None => 0,
             AccessFlags::Read => 1,
             AccessFlags::ReadWrite => 3,

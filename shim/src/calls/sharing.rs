@@ -2,7 +2,7 @@
 
 use std::ffi::{c_int, c_uint, c_ulonglong, c_void};
 
-use millpond_core::driver::{DriverResult, IpcMemHandle, MemPoolPtrData, PhysicalHandle};
+use millpond_core::driver::{DriverResult, FabricHandle, IpcMemHandle, MemPoolPtrData, PhysicalHandle};
 use millpond_core::{Driver, DriverError};
 
 use super::pools::pool;
@@ -11,11 +11,14 @@ use super::{Api, Driving, Handle, device_ptr, handle};
 use crate::abi::Opaque;
 use crate::error::refusal;
 
+/// `CU_MEM_HANDLE_TYPE_FABRIC`.
+const FABRIC: c_int = 8;
+
 /// Refuses handles other than file descriptors.
 fn only_descriptors(kind: c_int, flags: c_ulonglong) -> DriverResult<()> {
     match (kind, flags) {
         (POSIX_FD, 0) => Ok(()),
-        (2 | 4 | 8, 0) => Err(refusal(DriverError::NOT_SUPPORTED)),
+        (2 | 4 | FABRIC, 0) => Err(refusal(DriverError::NOT_SUPPORTED)),
         _ => Err(refusal(DriverError::INVALID_VALUE)),
     }
 }
@@ -63,8 +66,14 @@ pub(crate) unsafe extern "C" fn export_pool<A: Api>(
         only_descriptors(kind, flags)?;
         driver.mem_pool_export_to_fd(pool(exported))
     };
-    // SAFETY: CUDA's contract: the place takes a descriptor, which is an `int`.
-    unsafe { A::answer_of(0, os_handle.cast(), export) }
+    let to_fabric = |driver: &dyn Driver| Ok(Opaque(driver.mem_pool_export_to_fabric(pool(exported))?.0));
+    // SAFETY: CUDA's contract: the place takes a fabric handle, or a descriptor, which is an `int`.
+    unsafe {
+        match (kind, flags) {
+            (FABRIC, 0) => A::answer_of(0, os_handle.cast(), to_fabric),
+            _ => A::answer_of(0, os_handle.cast(), export),
+        }
+    }
 }
 
 pub(crate) unsafe extern "C" fn import_pool<A: Api>(
@@ -74,6 +83,12 @@ pub(crate) unsafe extern "C" fn import_pool<A: Api>(
     flags: c_ulonglong,
 ) -> c_int {
     let import = |driver: &dyn Driver| {
+        if (kind, flags) == (FABRIC, 0) {
+            // SAFETY: CUDA's contract for the arguments.
+            let fabric = unsafe { os_handle.cast::<Opaque>().as_ref() };
+            let fabric = fabric.ok_or_else(|| refusal(DriverError::INVALID_VALUE))?;
+            return Ok(handle(driver.mem_pool_import_from_fabric(&FabricHandle(fabric.0))?.0));
+        }
         only_descriptors(kind, flags)?;
         Ok(handle(driver.mem_pool_import_from_fd(descriptor(os_handle)?)?.0))
     };

@@ -126,7 +126,8 @@ pub(crate) unsafe extern "C" fn set_access(
 ) -> c_int {
     // SAFETY: CUDA's contract for the arguments.
     Driving::run_of(0, |driver| unsafe {
-        let set = |flags, devices: &[_]| driver.mem_set_access(device_ptr(ptr), bytes as u64, flags, devices);
-        for_each_access(driver, (access, count), set)
+        for_each_access((access, count), |flags, at| {
+            driver.mem_set_access(device_ptr(ptr), bytes as u64, flags, &[at.as_device(driver)?])
+        })
     })
 }

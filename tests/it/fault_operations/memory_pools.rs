@@ -10,7 +10,8 @@ use millpond::resources::{
 };
 use millpond::{DeviceId, DeviceMemoryResource, DeviceMemoryResourceExt, DevicePtr, Driver, Result};
 use millpond_core::driver::{
-    AccessFlags, CaptureMode, HandleTypes, MemAllocationType, MemLocation, MemPoolPtrData, call,
+    AccessFlags, AccessLocation, CaptureMode, HandleTypes, MemAllocationType, MemLocation, MemPoolPtrData,
+    call,
 };
 use millpond_testkit::faults::{Act, Operation, Stage};
 use millpond_testkit::hooked::HookedDriver;
@@ -33,6 +34,10 @@ fn on_graphs(stage: &Stage, body: impl Fn(&GraphMemory) -> Result<()> + 'static)
 
 fn exportable(stage: &Stage) -> Result<MemoryPool> {
     MemoryPool::new(stage.driver(), MemoryPoolOptions::new().handles(HandleTypes::POSIX_FD))
+}
+
+fn of_fabric(stage: &Stage) -> Result<MemoryPool> {
+    MemoryPool::new(stage.driver(), MemoryPoolOptions::new().handles(HandleTypes::FABRIC))
 }
 
 /// A pool with one block, and the same pool as another process imports it.
@@ -99,8 +104,9 @@ pub(crate) const OPERATIONS: &[Operation] = &[
     }),
     Operation::new("MemoryPool::default_for", |stage| {
         on_stage(stage, |stage| {
-            let (location, kind) = (MemLocation::Device, MemAllocationType::Managed);
-            MemoryPool::default_for(stage.driver(), location, kind).map(drop)
+            let at = MemLocation::Device;
+            MemoryPool::default_for(stage.driver(), at, MemAllocationType::Pinned)?;
+            MemoryPool::default_for(stage.driver(), at, MemAllocationType::Managed).map(drop)
         })
     }),
     Operation::new("MemoryPool::current_of", |stage| {
@@ -152,7 +158,10 @@ pub(crate) const OPERATIONS: &[Operation] = &[
     }),
     Operation::new("MemoryPool::access", |stage| {
         let peer = stage.peer().device();
-        on_pool(stage, move |pool| pool.access(peer).map(drop))
+        on_pool(stage, move |pool| {
+            pool.access(peer)?;
+            pool.access(AccessLocation::Host).map(drop)
+        })
     }),
     Operation::new("MemoryPool::set_access", |stage| {
         let peer = stage.peer().device();
@@ -165,6 +174,18 @@ pub(crate) const OPERATIONS: &[Operation] = &[
     Operation::new("MemoryPool::import_fd", |stage| {
         let pool = exportable(stage)?;
         on_stage(stage, move |stage| import(stage, &pool).map(drop))
+    }),
+    Operation::new("MemoryPool::export_fabric", |stage| {
+        let pool = of_fabric(stage)?;
+        act(move || pool.export_fabric().map(drop))
+    }),
+    Operation::new("MemoryPool::import_fabric", |stage| {
+        let pool = of_fabric(stage)?;
+        on_stage(stage, move |stage| {
+            let driver = HookedDriver::in_another_process(stage.driver(), DeviceId::sim(9_999));
+            // SAFETY: nothing is imported from the pool.
+            unsafe { MemoryPool::import_fabric(driver, &pool.export_fabric()?) }.map(drop)
+        })
     }),
     Operation::new("MemoryPool::export_pointer", |stage| {
         on_shared(stage, |shared| shared.resource.pool().export_pointer(shared.ptr).map(drop))

@@ -8,8 +8,10 @@ use millpond::resources::{
     CudaAsyncMemoryResource, CudaAsyncOptions, CudaAsyncViewMemoryResource, CudaMemoryResource, PoolLayer,
     Share,
 };
-use millpond::{DeviceId, DeviceMemoryResourceExt, Driver};
-use millpond_core::driver::{AccessFlags, CaptureMode, HandleTypes};
+use millpond::{DeviceId, DeviceMemoryResourceExt, DevicePtr, Driver};
+use millpond_core::driver::{
+    AccessFlags, AccessLocation, CaptureMode, FabricHandle, HandleTypes, MemLocation,
+};
 use millpond_testkit::hooked::HookedDriver;
 
 use super::bench::{Bench, MIB, Program, error, program};
@@ -35,8 +37,38 @@ pub(crate) const PROGRAMS: &[Program] = &[
     program(
         "a pool without handles is exported",
         |bench| error(MemoryPool::new(bench.driver(), MemoryPoolOptions::new()).unwrap().export_fd()),
+        "invalid argument on DEVICE: the pool was made without file descriptors; make it with handles=fd",
+    ),
+    program(
+        "a fabric handle of a pool with file descriptors",
+        |bench| error(exportable(bench).export_fabric()),
+        "invalid argument on DEVICE: the pool was made without fabric handles; make it with handles=fabric",
+    ),
+    program(
+        "a block of a pool without handles is exported",
+        |bench| {
+            let pool = MemoryPool::new(bench.driver(), MemoryPoolOptions::new()).unwrap();
+            error(pool.export_pointer(DevicePtr::new(4096)))
+        },
         "invalid argument on DEVICE: the pool was made without handles for other processes; make it with \
-         file descriptors (handles=fd)",
+         handles=fd or handles=fabric",
+    ),
+    program(
+        "a fabric handle that names no pool is imported",
+        |bench| {
+            // SAFETY: nothing is imported.
+            error(unsafe { MemoryPool::import_fabric(bench.driver(), &FabricHandle([0; 64])) })
+        },
+        "invalid argument on DEVICE: the handle names no pool that this device can reach; pass the 64 bytes \
+         that `export_fabric` returned, while the exporter's pool exists: driver error on DEVICE: \
+         cuMemPoolImportFromShareableHandle: CUDA_ERROR_INVALID_VALUE (1): the handle does not name a pool \
+         of DEVICE",
+    ),
+    program(
+        "the highs of an imported pool are reset",
+        |bench| of_another_process(bench, |pool| error(pool.reset_used_high())),
+        "not supported on DEVICE: an imported pool cannot count its memory; do this in the process that made \
+         the pool",
     ),
     program(
         "a descriptor that names no pool is imported",
@@ -66,8 +98,8 @@ pub(crate) const PROGRAMS: &[Program] = &[
             let ptr = resource.allocate_bytes(1000, bench.a).unwrap();
             error(pool.import_pointer(&pool.export_pointer(ptr).unwrap()))
         },
-        "invalid argument on DEVICE: this process made the pool; import blocks into the pool that \
-         `import_fd` returned",
+        "invalid argument on DEVICE: this process made the pool; import blocks into a pool that this \
+         process imported",
     ),
     program(
         "a block is imported after it was freed",
@@ -125,6 +157,15 @@ pub(crate) const PROGRAMS: &[Program] = &[
          device memory",
     ),
     program(
+        "a pool of host memory without a NUMA node, with handles",
+        |bench| {
+            let options = MemoryPoolOptions::new().location(MemLocation::Host);
+            error(MemoryPool::new(bench.driver(), options.handles(HandleTypes::POSIX_FD)))
+        },
+        "not supported on DEVICE: pools of host memory on any NUMA node cannot be exported; leave out the \
+         handles, or name a NUMA node, as in `numa=0`",
+    ),
+    program(
         "a pool with handles that the device has not",
         |bench| {
             let options = MemoryPoolOptions::new().handles(HandleTypes::WIN32);
@@ -139,6 +180,13 @@ pub(crate) const PROGRAMS: &[Program] = &[
         "invalid argument on DEVICE: one of the devices cannot access memory of DEVICE; name only devices \
          that cuDeviceCanAccessPeer allows: no device (DEVICE): cuMemPoolSetAccess: \
          CUDA_ERROR_INVALID_DEVICE (101): cuda:77 cannot use memory of DEVICE",
+    ),
+    program(
+        "access of the host to device memory",
+        |bench| error(exportable(bench).set_access(AccessFlags::ReadWrite, &[AccessLocation::Host])),
+        "invalid argument on DEVICE: the driver refuses this access of the host to the pool; the host always \
+         accesses pools of host memory, and never pools of device memory: not supported on DEVICE: \
+         cuMemPoolSetAccess: CUDA_ERROR_NOT_SUPPORTED (801): the pool has no such access from the host",
     ),
     program(
         "a step of reuse that there is not",

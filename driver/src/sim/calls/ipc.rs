@@ -4,7 +4,7 @@ use millpond_core::DevicePtr;
 use millpond_core::driver::IpcMemHandle;
 
 use crate::sim::model::answer::{Answer, Refusal};
-use crate::sim::model::ipc::{MAGIC, Opening, checksum};
+use crate::sim::model::ipc::{MAGIC, Opening, pack, unpack};
 use crate::sim::model::space::Purpose;
 use crate::sim::model::violation::ViolationKind;
 use crate::sim::state::State;
@@ -17,27 +17,13 @@ impl State {
             return Err(Refusal::not_supported("other processes can open only memory from cuMemAlloc"));
         }
         let device = u64::from(self.openings.device.ordinal());
-        let mut words = vec![MAGIC, device, base, mapping.generation, mapping.end - base];
-        words.push(checksum(&words));
-        let mut bytes = [0; 64];
-        for (place, word) in bytes.chunks_exact_mut(8).zip(words) {
-            place.copy_from_slice(&word.to_le_bytes());
-        }
-        Ok(IpcMemHandle(bytes))
+        Ok(IpcMemHandle(pack(&[MAGIC, device, base, mapping.generation, mapping.end - base])))
     }
 
     pub(crate) fn ipc_open_mem_handle(&mut self, handle: &IpcMemHandle) -> Answer<DevicePtr> {
-        let words: Vec<u64> = handle
-            .0
-            .chunks_exact(8)
-            .map(|c| c.iter().rev().fold(0, |word, b| word << 8 | u64::from(*b)))
-            .collect();
-        let &[magic, device, base, generation, bytes, sum, ..] = &words[..] else {
-            return Err(Refusal::invalid_value("the bytes are not an IPC handle"));
-        };
-        if magic != MAGIC || sum != checksum(&words[..5]) {
+        let Some([MAGIC, device, base, generation, bytes]) = unpack(&handle.0) else {
             return Err(Refusal::invalid_value("the handle is not from a simulated device"));
-        }
+        };
         if device != u64::from(self.openings.device.ordinal()) {
             return Err(Refusal::invalid_value(format!("the handle belongs to device sim:{device}")));
         }

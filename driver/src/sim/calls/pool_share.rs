@@ -1,13 +1,13 @@
-//! Shares pools with other processes, which are simulated within one. A file descriptor names the pool. An
-//! import is another pool, whose pointers are second addresses of the exporter's memory.
+//! Shares pools with other processes, which are simulated within one. A file descriptor or a fabric handle
+//! names the pool. An import is another pool, whose pointers are second addresses of the exporter's memory.
 
-use millpond_core::driver::{HandleTypes, MemPool, MemPoolPtrData};
-use millpond_core::{DeviceId, DevicePtr};
+use millpond_core::DevicePtr;
+use millpond_core::driver::{FabricHandle, HandleTypes, MemPool, MemPoolPtrData};
 
 use super::share::files;
 use crate::sim::model::answer::{Answer, Refusal};
 use crate::sim::model::clock::Slot;
-use crate::sim::model::ipc::checksum;
+use crate::sim::model::ipc::{pack, unpack};
 use crate::sim::model::pools::Pool;
 use crate::sim::model::space::Purpose;
 use crate::sim::model::work::Operation;
@@ -16,26 +16,39 @@ use crate::sim::state::State;
 const POOL: u64 = u64::from_le_bytes(*b"millpool");
 const POINTER: u64 = u64::from_le_bytes(*b"millpptr");
 
-/// The words of a description: magic, device, pool, base, generation, bytes, and their checksum.
-const WORDS: usize = 7;
-
 impl State {
-    pub(crate) fn mem_pool_export(&mut self, pool: MemPool, device: DeviceId) -> Answer<i32> {
+    /// Returns the words that name a pool to another process.
+    fn name_of_pool(&mut self, pool: MemPool, handle: HandleTypes) -> Answer<[u64; 3]> {
         let found = self.pools.alive(pool)?;
-        if !found.props.handles.contains(HandleTypes::POSIX_FD) || found.imported_from.is_some() {
-            return Err(Refusal::invalid_value("the pool was not created for export to a file"));
+        if !found.props.handles.contains(handle) || found.imported_from.is_some() {
+            return Err(Refusal::invalid_value("the pool was not created for handles of this type"));
         }
-        files::write([POOL, u64::from(device.ordinal()), pool.0])
+        Ok([POOL, u64::from(self.openings.device.ordinal()), pool.0])
     }
 
-    pub(crate) fn mem_pool_import(&mut self, fd: i32, device: DeviceId) -> Answer<MemPool> {
-        let [magic, ordinal, handle] = files::read(fd)?;
-        if magic != POOL || ordinal != u64::from(device.ordinal()) {
-            return Err(Refusal::invalid_value(format!(
-                "file descriptor {fd} does not name a pool of {device}"
-            )));
-        }
-        let exported = MemPool(handle);
+    pub(crate) fn mem_pool_export_to_fd(&mut self, pool: MemPool) -> Answer<i32> {
+        files::write(self.name_of_pool(pool, HandleTypes::POSIX_FD)?)
+    }
+
+    pub(crate) fn mem_pool_export_to_fabric(&mut self, pool: MemPool) -> Answer<FabricHandle> {
+        Ok(FabricHandle(pack(&self.name_of_pool(pool, HandleTypes::FABRIC)?)))
+    }
+
+    pub(crate) fn mem_pool_import_from_fd(&mut self, fd: i32) -> Answer<MemPool> {
+        self.import_named(Some(files::read(fd)?))
+    }
+
+    pub(crate) fn mem_pool_import_from_fabric(&mut self, handle: &FabricHandle) -> Answer<MemPool> {
+        self.import_named(unpack(&handle.0))
+    }
+
+    fn import_named(&mut self, name: Option<[u64; 3]>) -> Answer<MemPool> {
+        let device = self.openings.device;
+        let is_here = |name: &[u64; 3]| name[1] == u64::from(device.ordinal());
+        let Some([POOL, _, exported]) = name.filter(is_here) else {
+            return Err(Refusal::invalid_value(format!("the handle does not name a pool of {device}")));
+        };
+        let exported = MemPool(exported);
         let props = self.pools.alive(exported)?.props;
         let index = self.pools.pools.len();
         self.note(index as u64);
@@ -52,13 +65,8 @@ impl State {
         }
         let device = u64::from(self.openings.device.ordinal());
         let base = ptr.address();
-        let mut words = vec![POINTER, device, pool.0, base, mapping.generation, mapping.end - base];
-        words.push(checksum(&words));
-        let mut bytes = [0; 64];
-        for (place, word) in bytes.chunks_exact_mut(8).zip(words) {
-            place.copy_from_slice(&word.to_le_bytes());
-        }
-        Ok(MemPoolPtrData(bytes))
+        let words = [POINTER, device, pool.0, base, mapping.generation, mapping.end - base];
+        Ok(MemPoolPtrData(pack(&words)))
     }
 
     pub(crate) fn mem_pool_import_pointer(
@@ -69,17 +77,9 @@ impl State {
         let Some(exported_from) = self.pools.alive(pool)?.imported_from else {
             return Err(Refusal::invalid_value("the pool was not imported"));
         };
-        let words: Vec<u64> = data
-            .0
-            .chunks_exact(8)
-            .map(|c| c.iter().rev().fold(0, |word, b| word << 8 | u64::from(*b)))
-            .collect();
-        let [magic, _device, from, base, generation, bytes, sum] = words[..WORDS] else {
-            return Err(Refusal::invalid_value("the data describes no allocation"));
-        };
-        if magic != POINTER || sum != checksum(&words[..WORDS - 1]) {
+        let Some([POINTER, _device, from, base, generation, bytes]) = unpack(&data.0) else {
             return Err(Refusal::invalid_value("the data describes no allocation of a simulated device"));
-        }
+        };
         if MemPool(from) != exported_from {
             return Err(Refusal::invalid_value("the allocation belongs to another pool"));
         }

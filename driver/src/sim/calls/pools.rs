@@ -1,9 +1,10 @@
 //! The calls about the driver's pools.
 
 use millpond_core::driver::{
-    AccessFlags, GraphMemAttribute, HandleTypes, MemPool, MemPoolAttribute, MemPoolProps,
+    AccessFlags, AccessLocation, GraphMemAttribute, HandleTypes, MemLocation, MemPool, MemPoolAttribute,
+    MemPoolProps,
 };
-use millpond_core::{DeviceId, DevicePtr, DriverError, StreamRef};
+use millpond_core::{DevicePtr, DriverError, StreamRef};
 
 use crate::sim::model::answer::{Answer, Refusal, not_empty};
 use crate::sim::model::clock::{Epoch, Slot};
@@ -41,6 +42,9 @@ impl State {
         if !self.pool_handles().contains(props.handles) {
             return Err(Refusal::not_supported("the device has no such handles"));
         }
+        if props.location == MemLocation::Host && !props.handles.is_none() {
+            return Err(Refusal::invalid_value("pools of HOST memory cannot be exported"));
+        }
         let pool = Pool::new(props);
         if pool.is_managed() && (!props.handles.is_none() || props.max_bytes > 0) {
             let text = "pools of managed memory cannot be exported and have no maximum size";
@@ -68,28 +72,29 @@ impl State {
         &mut self,
         pool: MemPool,
         access: AccessFlags,
-        devices: &[DeviceId],
+        from: &[AccessLocation],
     ) -> Answer<()> {
         let me = self.openings.device;
         let found = self.pools.alive(pool)?;
-        if !found.is_on_host() && devices.contains(&me) && access != AccessFlags::ReadWrite {
-            return Err(Refusal::invalid_value("the device always keeps access to its own memory"));
-        }
-        for device in devices {
-            found.access.retain(|(known, _)| known != device);
-            found.access.push((*device, access));
-        }
-        if found.is_on_host() && devices.contains(&me) {
-            self.space.set_accessible(pool, access != AccessFlags::None);
+        from.iter().try_for_each(|from| found.check_access(access, *from, me))?;
+        for from in from {
+            let place = if from.device().is_some() { *from } else { AccessLocation::Host };
+            found.access.retain(|(known, _)| *known != place);
+            found.access.push((place, access));
+            if found.is_on_host() && place.device() == Some(me) {
+                self.space.set_accessible(pool, access != AccessFlags::None);
+            }
         }
         Ok(())
     }
 
-    pub(crate) fn mem_pool_get_access(&mut self, pool: MemPool, device: DeviceId) -> Answer<AccessFlags> {
+    pub(crate) fn mem_pool_get_access(&mut self, pool: MemPool, from: AccessLocation) -> Answer<AccessFlags> {
         let me = self.openings.device;
         let found = self.pools.alive(pool)?;
-        let is_own = device == me && !found.is_on_host();
-        Ok(if is_own { AccessFlags::ReadWrite } else { found.access_of(device) })
+        if from == AccessLocation::HostNumaCurrent {
+            return Err(Refusal::invalid_value("name the NUMA node by number"));
+        }
+        Ok(found.fixed_access(from, me).unwrap_or_else(|| found.access_of(from)))
     }
 
     /// The pool that an address belongs to.
@@ -101,7 +106,7 @@ impl State {
     }
 
     pub(crate) fn mem_pool_trim_to(&mut self, pool: MemPool, keep_bytes: u64) -> Answer<()> {
-        self.pools.alive(pool)?;
+        self.pools.alive(pool)?.refuse_import()?;
         self.shrink(pool, keep_bytes, false);
         Ok(())
     }
@@ -113,12 +118,10 @@ impl State {
     ) -> Answer<u64> {
         let me = self.openings.device;
         let pool = self.pools.alive(pool)?;
-        if pool.imported_from.is_some() && attribute.is_count() {
-            return Err(Refusal::invalid_value("CUDA does not count the memory of an imported pool"));
-        }
         if let Some(fixed) = pool.fixed_attribute(attribute, me) {
             return Ok(fixed);
         }
+        pool.refuse_import()?;
         Ok(match pool.switch(attribute) {
             Some(switch) => u64::from(*switch),
             None => *pool.attribute(attribute),
@@ -132,6 +135,7 @@ impl State {
         value: u64,
     ) -> Answer<()> {
         let pool = self.pools.alive(pool)?;
+        pool.refuse_import()?;
         if let Some(switch) = pool.switch(attribute) {
             *switch = value != 0;
             return Ok(());

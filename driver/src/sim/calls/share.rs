@@ -4,22 +4,22 @@
 //! In CUDA, the descriptor keeps the memory. Here it does not: after the last handle is released and the last
 //! mapping is gone, an import fails.
 
-use millpond_core::DeviceId;
 use millpond_core::driver::PhysicalHandle;
 
 use crate::sim::model::answer::{Answer, Refusal};
 use crate::sim::state::State;
 
 impl State {
-    pub(crate) fn mem_export(&mut self, handle: PhysicalHandle, device: DeviceId) -> Answer<i32> {
+    pub(crate) fn mem_export(&mut self, handle: PhysicalHandle) -> Answer<i32> {
         let (first, physical) = self.vmm.held(handle)?;
         if !physical.props.share_fd {
             return Err(Refusal::invalid_value("the memory was not created for sharing"));
         }
-        files::write([MAGIC, u64::from(device.ordinal()), first.0])
+        files::write([MAGIC, u64::from(self.openings.device.ordinal()), first.0])
     }
 
-    pub(crate) fn mem_import(&mut self, fd: i32, device: DeviceId) -> Answer<PhysicalHandle> {
+    pub(crate) fn mem_import(&mut self, fd: i32) -> Answer<PhysicalHandle> {
+        let device = self.openings.device;
         let [magic, ordinal, first] = files::read(fd)?;
         if magic != MAGIC || ordinal != u64::from(device.ordinal()) {
             return Err(Refusal::invalid_value(format!(

@@ -37,7 +37,27 @@ impl Openings {
     }
 }
 
-/// The words of a handle: magic, device, base, generation, bytes, and their checksum.
-pub(crate) fn checksum(words: &[u64]) -> u64 {
+/// Packs words and their checksum into the 64 bytes of a handle. At most seven words fit.
+pub(crate) fn pack(words: &[u64]) -> [u8; 64] {
+    let mut bytes = [0; 64];
+    let all = words.iter().copied().chain([checksum(words)]);
+    for (place, word) in bytes.chunks_exact_mut(8).zip(all) {
+        place.copy_from_slice(&word.to_le_bytes());
+    }
+    bytes
+}
+
+/// Returns the words that [`pack`] packed, or `None` if the checksum is wrong.
+pub(crate) fn unpack<const N: usize>(bytes: &[u8; 64]) -> Option<[u64; N]> {
+    let mut words =
+        bytes.chunks_exact(8).map(|word| word.iter().rev().fold(0, |all, byte| all << 8 | u64::from(*byte)));
+    let mut found = [0; N];
+    for (place, word) in found.iter_mut().zip(&mut words) {
+        *place = word;
+    }
+    (words.next() == Some(checksum(&found))).then_some(found)
+}
+
+fn checksum(words: &[u64]) -> u64 {
     words.iter().fold(0, |sum, word| mix(sum ^ word))
 }

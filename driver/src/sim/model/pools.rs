@@ -13,10 +13,11 @@
 //! 3. pieces that a wait on the device makes available (`ReuseAllowInternalDependencies`), only if there is
 //!    no new memory, as CUDA documents it.
 
-use millpond_core::DeviceId;
 use millpond_core::driver::{
-    AccessFlags, HandleTypes, MemAllocationType, MemLocation, MemPool, MemPoolAttribute, MemPoolProps,
+    AccessFlags, AccessLocation, HandleTypes, MemAllocationType, MemLocation, MemPool, MemPoolAttribute,
+    MemPoolProps,
 };
+use millpond_core::{DeviceId, DriverError};
 use rustc_hash::FxHashMap;
 
 use super::answer::{Answer, Refusal};
@@ -44,8 +45,8 @@ pub(crate) struct Pool {
     pub(crate) props: MemPoolProps,
     /// The pool that this one imports.
     pub(crate) imported_from: Option<MemPool>,
-    /// The other devices that may use its memory; for host memory, this device too.
-    pub(crate) access: Vec<(DeviceId, AccessFlags)>,
+    /// The places that were given access, apart from fixed access.
+    pub(crate) access: Vec<(AccessLocation, AccessFlags)>,
     pub(crate) follow_events: bool,
     pub(crate) opportunistic: bool,
     pub(crate) internal: bool,
@@ -111,9 +112,56 @@ impl Pool {
         self.imported_from.is_some() || !self.props.handles.is_none()
     }
 
-    pub(crate) fn access_of(&self, device: DeviceId) -> AccessFlags {
-        let found = self.access.iter().find(|(known, _)| *known == device);
+    pub(crate) fn access_of(&self, from: impl Into<AccessLocation>) -> AccessFlags {
+        // All nodes of the host are one place.
+        let from = match from.into() {
+            AccessLocation::HostNuma(_) => AccessLocation::Host,
+            from => from,
+        };
+        let found = self.access.iter().find(|(known, _)| *known == from);
         found.map_or(AccessFlags::None, |(_, access)| *access)
+    }
+
+    /// The access that never changes: from the device to its own memory, and from the host. A pool of managed
+    /// memory only notes its access. CUDA ignores the number of a NUMA node.
+    pub(crate) fn fixed_access(&self, from: AccessLocation, me: DeviceId) -> Option<AccessFlags> {
+        match from {
+            _ if self.is_managed() => None,
+            AccessLocation::Device(device) => {
+                (device == me && !self.is_on_host()).then_some(AccessFlags::ReadWrite)
+            }
+            _ if self.is_on_host() => Some(AccessFlags::ReadWrite),
+            _ => Some(AccessFlags::None),
+        }
+    }
+
+    /// Refuses an access as an H100's driver (580, CUDA 13.0) does, which knows no access for reading only.
+    pub(crate) fn check_access(&self, access: AccessFlags, from: AccessLocation, me: DeviceId) -> Answer<()> {
+        let fixed = self.fixed_access(from, me);
+        if access == AccessFlags::Read || fixed == Some(AccessFlags::None) {
+            return Err(Refusal::not_supported(format!("the pool has no such access from {from}")));
+        }
+        if from == AccessLocation::HostNumaCurrent {
+            return Err(Refusal::invalid_value("name the NUMA node by number"));
+        }
+        match (fixed, from) {
+            (Some(fixed), AccessLocation::Device(_)) if fixed != access => {
+                let text = "the device always keeps access to its own memory";
+                Err(Refusal::new(DriverError::INVALID_DEVICE, text))
+            }
+            (Some(fixed), _) if fixed != access => {
+                Err(Refusal::not_supported("the host always keeps access to its own memory"))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// An imported pool has no attributes that can be set, and cannot be trimmed.
+    pub(crate) fn refuse_import(&self) -> Answer<()> {
+        match self.imported_from {
+            Some(_) => Err(Refusal::invalid_value("the pool was imported")),
+            None => Ok(()),
+        }
     }
 
     /// The attributes that never change.
