@@ -517,9 +517,8 @@ impl Driver for CudaDriver {
         bytes: u64,
         stream: StreamRef,
     ) -> DriverResult<()> {
-        let _context = self.enter()?;
         // SAFETY: the caller vouched for the arguments.
-        unsafe { self.functions().memcpy_htod_async(dst.address(), src.cast(), bytes, stream.handle()) }
+        unsafe { self.copy_from_host(dst, src, bytes, stream) }
     }
 
     unsafe fn memcpy_dtoh_async(
@@ -529,9 +528,8 @@ impl Driver for CudaDriver {
         bytes: u64,
         stream: StreamRef,
     ) -> DriverResult<()> {
-        let _context = self.enter()?;
         // SAFETY: the caller vouched for the arguments.
-        unsafe { self.functions().memcpy_dtoh_async(dst.cast(), src.address(), bytes, stream.handle()) }
+        unsafe { self.copy_to_host(dst, src, bytes, stream) }
     }
 
     unsafe fn memcpy_dtod_async(

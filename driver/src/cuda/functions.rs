@@ -159,6 +159,7 @@ functions! {
     event_query(event: u64) = "cuEventQuery";
     event_synchronize(event: u64) = "cuEventSynchronize";
 
+    memcpy_async(dst: u64, src: u64, bytes: u64, stream: u64) = "cuMemcpyAsync";
     memcpy_htod_async(dst: u64, src: *const c_void, bytes: u64, stream: u64) = "cuMemcpyHtoDAsync" "_v2";
     memcpy_dtoh_async(dst: *mut c_void, src: u64, bytes: u64, stream: u64) = "cuMemcpyDtoHAsync" "_v2";
     memcpy_dtod_async(dst: u64, src: u64, bytes: u64, stream: u64) = "cuMemcpyDtoDAsync" "_v2";

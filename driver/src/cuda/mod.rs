@@ -45,6 +45,7 @@ mod beside_cudarc;
 mod capture;
 mod capture_mode;
 mod context;
+mod copies;
 mod device;
 mod driver_impl;
 mod functions;

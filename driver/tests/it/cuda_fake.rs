@@ -532,6 +532,26 @@ fn pools_are_shared_with_devices_and_processes() {
 }
 
 #[test]
+fn contents_reach_memory_that_cuda_counts_as_the_hosts() {
+    with_pools("contents_reach_memory_that_cuda_counts_as_the_hosts", || {
+        let driver = CudaDriver::open(0).unwrap();
+        let (mut there, mut back) = ([0_u8; 4], [0_u8; 4]);
+        let memory = |array: &mut [u8; 4]| DevicePtr::new(array.as_mut_ptr().expose_provenance() as u64);
+        // SAFETY: the arrays outlive the calls, which copy at once; nothing is at address 1.
+        unsafe {
+            driver.memcpy_htod_async(memory(&mut there), b"pond".as_ptr(), 4, StreamRef::LEGACY).unwrap();
+            driver.memcpy_dtoh_async(back.as_mut_ptr(), memory(&mut there), 4, StreamRef::LEGACY).unwrap();
+            // The error is that of the usual call.
+            let (wrong, stream) = (DevicePtr::new(1), StreamRef::LEGACY);
+            let to = driver.memcpy_htod_async(wrong, b"pond".as_ptr(), 4, stream).unwrap_err();
+            let from = driver.memcpy_dtoh_async(back.as_mut_ptr(), wrong, 4, stream).unwrap_err();
+            assert_eq!([to, from].map(|error| error.code()), [DriverError::INVALID_VALUE; 2]);
+        }
+        assert_eq!((&there, &back), (b"pond", b"pond"));
+    });
+}
+
+#[test]
 fn a_stream_is_gone_once_it_is_destroyed() {
     with_fake("a_stream_is_gone_once_it_is_destroyed", false, &[], || {
         let driver = CudaDriver::open(0).unwrap();
