@@ -16,6 +16,8 @@ mod named;
 mod repo;
 #[path = "tidy/rust.rs"]
 mod rust;
+#[path = "tidy/threats.rs"]
+mod threats;
 #[path = "tidy/tics.rs"]
 mod tics;
 #[path = "tidy/words.rs"]

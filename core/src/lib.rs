@@ -65,6 +65,7 @@ pub mod segments;
 mod setters;
 mod shareable;
 mod size;
+pub mod small_file;
 pub mod stack;
 mod statistics;
 mod stream;

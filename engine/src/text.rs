@@ -1,15 +1,72 @@
 //! Formats numbers. Prepares texts from files for a terminal.
 
 use std::borrow::Cow;
+use std::io::{self, Write};
 
 use millpond_core::{ByteSize, format_bytes};
+use serde::Serialize;
+use serde_json::ser::{Formatter, Serializer};
+
+use crate::log::notes::FORMULA;
 
 /// The binary units, each 1024 times the one before it.
 const UNITS: [&str; 7] = ["B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
 
-/// Returns a text without control characters, which could change the state of a terminal.
+/// Returns a text without control characters, which could change the state of a terminal, and without the
+/// characters that change the direction of text, which could show it in another order.
+///
+/// ```
+/// use millpond_engine::text::plain;
+/// assert_eq!(plain("a\u{1b}[2Jb\u{202e}c\n"), "a\u{fffd}[2Jb\u{fffd}c\u{fffd}");
+/// ```
 pub fn plain(text: &str) -> String {
-    text.chars().map(|char| if char.is_control() { '\u{fffd}' } else { char }).collect()
+    text.chars().map(|char| if is_plain(char) { char } else { '\u{fffd}' }).collect()
+}
+
+/// Returns a text as [`plain`] does, but keeps its line breaks.
+pub fn plain_lines(text: &str) -> String {
+    text.split('\n').map(plain).collect::<Vec<_>>().join("\n")
+}
+
+fn is_plain(char: char) -> bool {
+    let is_direction = matches!(
+        char,
+        '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}'
+    );
+    !char.is_control() && !is_direction
+}
+
+/// Writes a value as JSON. Escapes all characters that [`plain`] replaces, because JSON itself allows some of
+/// them, and a terminal starts an escape sequence at U+009B.
+///
+/// # Errors
+/// The value has no form in JSON, or `out` cannot be written.
+///
+/// ```
+/// use millpond_engine::text::write_json;
+/// let mut json = Vec::new();
+/// write_json(&mut json, &"\u{9b}2J\u{202e}ä\n")?;
+/// assert_eq!(json, "\"\\u009b2J\\u202eä\\n\"".as_bytes());
+/// # Ok::<(), std::io::Error>(())
+/// ```
+pub fn write_json(out: impl Write, value: &(impl Serialize + ?Sized)) -> io::Result<()> {
+    Ok(value.serialize(&mut Serializer::with_formatter(out, PlainJson))?)
+}
+
+struct PlainJson;
+
+impl Formatter for PlainJson {
+    fn write_string_fragment<W: Write + ?Sized>(&mut self, out: &mut W, fragment: &str) -> io::Result<()> {
+        let mut rest = fragment;
+        while let Some(at) = rest.find(|char| !is_plain(char)) {
+            out.write_all(&rest.as_bytes()[..at])?;
+            // All of them have four hexadecimal digits.
+            let char = rest[at..].chars().next().unwrap_or_default();
+            write!(out, "\\u{:04x}", u32::from(char))?;
+            rest = &rest[at + char.len_utf8()..];
+        }
+        out.write_all(rest.as_bytes())
+    }
 }
 
 /// The name of a file that is read from the standard input.
@@ -26,13 +83,26 @@ pub const STANDARD_INPUT: &str = "standard input";
 /// assert_eq!(file_word(STANDARD_INPUT), "FILE");
 /// ```
 pub fn file_word(file: &str) -> Cow<'_, str> {
-    if file == STANDARD_INPUT || file.contains(char::is_control) {
+    if file == STANDARD_INPUT || !file.chars().all(is_plain) {
         return "FILE".into();
     }
     match file.starts_with('-') {
         true => shlex::try_quote(&format!("./{file}")).unwrap_or("FILE".into()).into_owned().into(),
         false => shlex::try_quote(file).unwrap_or("FILE".into()),
     }
+}
+
+/// Returns a file's name as a cell of CSV, as [`plain`] does. If a spreadsheet could run the name as a
+/// formula, the cell starts with `./`.
+///
+/// ```
+/// use millpond_engine::text::file_cell;
+/// assert_eq!(file_cell("=1+1.csv"), "./=1+1.csv");
+/// assert_eq!(file_cell("logs/run1.csv"), "logs/run1.csv");
+/// ```
+pub fn file_cell(file: &str) -> String {
+    let folder = if file.starts_with(FORMULA) { "./" } else { "" };
+    format!("{folder}{}", plain(file))
 }
 
 /// Formats a number of bytes for an option of a command, as in `--device sim:80GiB`. The text is exact if the

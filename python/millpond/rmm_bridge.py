@@ -12,6 +12,7 @@ import importlib.metadata
 import importlib.util
 import os
 import shlex
+import stat
 import subprocess
 import sys
 import sysconfig
@@ -168,6 +169,17 @@ def build() -> Path:
     return made
 
 
+def _is_own(file: Path) -> bool:
+    """Return whether only this user and root can replace the file."""
+    for place in (file, file.parent, file.parent.parent):
+        known = place.stat()
+        # In a folder with the sticky bit, each user can replace only own files.
+        is_open = known.st_mode & stat.S_IWOTH and not known.st_mode & stat.S_ISVTX
+        if is_open or known.st_uid not in (0, os.geteuid()):
+            return False
+    return True
+
+
 @functools.cache
 def _import(file: Path) -> ModuleType:
     spec = importlib.util.spec_from_file_location(f"millpond.{_MODULE}", file)
@@ -182,7 +194,7 @@ def load() -> ModuleType | None:
 
     Returns:
         The module. It is None if the bridge is not compiled. It is also None, with a warning, if the bridge
-        cannot be loaded.
+        cannot be loaded, or if another user can replace it.
 
     Raises:
         ImportError: RMM is not installed.
@@ -196,7 +208,12 @@ def load() -> ModuleType | None:
         file = path()
         if not file.exists():
             return None
+        is_own = _is_own(file)
     except (RuntimeError, OSError):  # RMM's library was not found
+        return None
+    if not is_own:
+        advice = "compile it in a folder of your own, which MILLPOND_RMM_BRIDGE can name"
+        warnings.warn(f"another user can replace RMM's bridge {file}; {advice}", stacklevel=3)
         return None
     try:
         return _import(file)

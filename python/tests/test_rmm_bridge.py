@@ -90,6 +90,21 @@ def test_threads_allocate_without_the_gil(made):
     assert in_use() == 0
 
 
+def test_a_bridge_that_another_user_can_replace_is_not_loaded(tmp_path, monkeypatch):
+    file = tmp_path / "cache" / "rmm" / "_rmm_resource.so"
+    file.parent.mkdir(parents=True)
+    file.write_text("no library")
+    monkeypatch.setattr(rmm_bridge, "path", lambda: file)
+    for place in (file, file.parent, file.parent.parent):
+        usual = place.stat().st_mode
+        place.chmod(usual | 0o002)
+        with pytest.warns(UserWarning, match="another user can replace RMM's bridge"):
+            assert rmm_bridge.load() is None
+        place.chmod(usual & ~0o022)
+    with pytest.warns(UserWarning, match="RMM's bridge cannot be loaded"):
+        assert rmm_bridge.load() is None
+
+
 def test_a_null_handle_is_refused(made):
     with pytest.raises(ValueError, match="millpond.rmm.resource"):
         type(made)(0)

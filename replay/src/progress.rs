@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use millpond_core::stack::StackSpec;
 use millpond_engine::program::Program;
+use millpond_engine::text::plain;
 
 /// Runs shorter than this show no bar.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -61,19 +62,20 @@ impl Progress {
 
     /// Names the current step of a [`waiting`](Self::waiting) bar.
     pub fn step(self, bar: &ProgressBar, step: &str) {
-        self.line(step);
-        bar.set_message(step.to_owned());
+        let step = plain(step);
+        self.line(&step);
+        bar.set_message(step);
     }
 
     /// If there are no bars, prints a step as a line. If the standard error is closed, nothing fails.
     fn line(self, step: &str) {
         if self.is_plain && !step.is_empty() {
-            let plain: String = step.chars().filter(|char| !char.is_control()).collect();
-            let _ = io::stderr().lock().write_all(format!("{plain}\n").as_bytes());
+            let _ = io::stderr().lock().write_all(format!("{step}\n").as_bytes());
         }
     }
 
     fn bar(self, length: u64, message: String, template: &str) -> ProgressBar {
+        let message = plain(&message);
         self.line(&message);
         let Some(from) = self.from.filter(|_| !self.is_plain) else { return ProgressBar::hidden() };
         let style = ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar());

@@ -414,6 +414,73 @@ fn a_reader_that_goes_away_does_no_harm() {
     });
 }
 
+/// What happens to the socket's name in a folder: it appears once, and its permissions never change there.
+#[cfg(target_os = "linux")]
+fn events_of(name: &str, folder: &Path, happens: impl FnOnce()) -> Vec<u32> {
+    let path = std::ffi::CString::new(folder.to_str().unwrap()).unwrap();
+    let all = libc::IN_CREATE | libc::IN_ATTRIB | libc::IN_MOVED_TO;
+    // SAFETY: the path ends with a zero.
+    let queue = unsafe {
+        let queue = libc::inotify_init1(libc::IN_NONBLOCK);
+        assert!(queue >= 0 && libc::inotify_add_watch(queue, path.as_ptr(), all) >= 0);
+        <fs::File as std::os::fd::FromRawFd>::from_raw_fd(queue)
+    };
+    happens();
+    let (mut bytes, mut events) = (vec![0; 1 << 16], Vec::new());
+    let count = (&queue).read(&mut bytes).unwrap();
+    let mut rest = &bytes[..count];
+    while !rest.is_empty() {
+        let number = |at: usize| u32::from_ne_bytes(rest[at..at + 4].try_into().unwrap());
+        let (mask, end) = (number(4), 16 + number(12) as usize);
+        if rest[16..end].split(|byte| *byte == 0).next() == Some(name.as_bytes()) {
+            events.push(mask);
+        }
+        rest = &rest[end..];
+    }
+    events
+}
+
+/// In a folder that other users can enter, the socket is closed to them from its first moment, even if the
+/// program's new files are open to all.
+#[test]
+#[cfg(target_os = "linux")]
+fn no_other_user_can_connect_even_for_a_moment() {
+    own_process::run(|| {
+        let folder = turn_on();
+        fs::create_dir(&*folder).unwrap();
+        fs::set_permissions(&*folder, fs::Permissions::from_mode(0o777)).unwrap();
+        // SAFETY: this process runs one test.
+        unsafe { libc::umask(0) };
+        let (device, name) = (device(), watch::socket_name(process::id()));
+        drop(UnixListener::bind(folder.join(&name)).unwrap()); // of an ended process
+        let mut stack = None;
+        let events = events_of(&name, &folder, || stack = Some(build("cuda+pool", &device)));
+        assert_eq!(events, [libc::IN_MOVED_TO]);
+        check(&own(&folder), stack.as_ref().unwrap());
+        let names: Vec<_> = fs::read_dir(&*folder).unwrap().map(|it| it.unwrap().file_name()).collect();
+        assert_eq!(names, [&*name]);
+        let mode = fs::metadata(folder.join(name)).unwrap().permissions().mode();
+        assert_eq!(mode & 0o777, 0o600);
+    });
+}
+
+/// A reader that sends bytes and never reads is left after a while, and the next one gets its answer. The
+/// answer is larger than the system's buffer of a socket.
+#[test]
+fn a_reader_that_never_reads_keeps_no_other_waiting_for_ever() {
+    own_process::run(|| {
+        let folder = turn_on();
+        let stack = build("cuda+pool+tracking", &device());
+        let _tag = tag("x".repeat(4 << 20));
+        stack.allocate_bytes(1000, StreamRef::LEGACY).unwrap();
+        let mut never = UnixStream::connect(socket_of(&folder, process::id())).unwrap();
+        never.set_nonblocking(true).unwrap();
+        // The program reads nothing, so the system's buffer is full in the end.
+        while std::io::Write::write(&mut never, &[b'x'; 4096]).is_ok() {}
+        check(&own(&folder), &stack);
+    });
+}
+
 /// A layer of the program whose report panics.
 struct Panics(AnyResource);
 

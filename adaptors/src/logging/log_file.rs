@@ -301,6 +301,17 @@ mod tests {
         assert_eq!(reader.join().unwrap(), "row");
     }
 
+    /// The program's umask decides who may read a log.
+    #[test]
+    fn a_log_has_the_permissions_of_any_new_file() {
+        let folder = tempfile::tempdir().unwrap();
+        let [log, other] = ["log.csv", "other"].map(|name| folder.path().join(name));
+        LogFile::new(log.clone()).begin().unwrap();
+        std::fs::write(&other, "").unwrap();
+        let [log, other] = [log, other].map(|path| path.metadata().unwrap().permissions());
+        assert_eq!(log, other);
+    }
+
     /// Opening alone leaves no lasting change.
     #[test]
     fn a_file_that_is_opened_and_not_begun_leaves_no_trace() {

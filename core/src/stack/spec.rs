@@ -6,6 +6,9 @@ use crate::{Error, Result};
 /// stack.
 pub(super) const DEEPEST: usize = 32;
 
+/// The most layers on each other. Each layer calls the one below it, so they share the call stack.
+const HIGHEST: usize = 256;
+
 /// One parsed layer of a stack: its name and its parameters.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[expect(clippy::exhaustive_structs, reason = "the grammar of stacks has no other part")]
@@ -52,8 +55,8 @@ impl StackSpec {
     /// Creates a stack of these layers, base first.
     ///
     /// # Errors
-    /// [`InvalidStack`](crate::ErrorKind::InvalidStack) if `layers` is empty, or if stacks in parentheses are
-    /// nested more than 32 levels deep.
+    /// [`InvalidStack`](crate::ErrorKind::InvalidStack) if `layers` is empty, if stacks in parentheses are
+    /// nested more than 32 levels deep, or if more than 256 layers lie on each other.
     pub fn new(layers: Vec<LayerSpec>) -> Result<Self> {
         if layers.is_empty() {
             return Err(Error::invalid_stack("the stack is empty; write for example `cuda+pool`"));
@@ -64,7 +67,20 @@ impl StackSpec {
                 "more than {DEEPEST} stacks are nested; use fewer levels of parentheses"
             )));
         }
+        let layers = stack.height();
+        if layers > HIGHEST {
+            return Err(Error::invalid_stack(format!(
+                "{layers} layers lie on each other, but at most {HIGHEST} may; leave layers out"
+            )));
+        }
         Ok(stack)
+    }
+
+    /// Returns how many layers lie on each other, with the layers of the highest stack in parentheses.
+    fn height(&self) -> usize {
+        let params = self.layers.iter().flat_map(|layer| &layer.params);
+        let nested = params.flat_map(|(_, value)| value.stacks()).map(Self::height).max();
+        self.layers.len() + nested.unwrap_or(0)
     }
 
     /// Returns how deep stacks nest below this one. Each nested stack was checked when it was made.

@@ -158,6 +158,12 @@ fn stacks_inside_each_other_have_an_end() {
     assert!(nested(32).is_ok());
     assert!(nested(33).unwrap_err().to_string().contains("too many"));
     assert!(nested(1_000_000).is_err());
+    let high = |layers: usize, within: usize| {
+        format!("a:b=(c{}){}", "+d".repeat(within - 1), "+e".repeat(layers - 1)).parse::<StackSpec>()
+    };
+    assert!(high(156, 100).is_ok());
+    assert!(high(157, 100).unwrap_err().to_string().contains("257 layers lie on each other"));
+    assert!(high(1, 1_000_000).is_err());
 }
 
 /// A stack that is made in code prints a text that can be read, or is refused when it is made.

@@ -60,7 +60,7 @@ impl<'a> Reader<'a> {
     fn read(mut self) -> Result<StackSpec> {
         let stack = self.stack()?;
         match self.rest.chars().next() {
-            None => Ok(stack),
+            None => StackSpec::new(stack.layers),
             Some(')') => Err(self.wrong("there is a `)` without a `(`")),
             Some(_) => {
                 Err(self.wrong(&format!("expected `+` or the end of the text, found `{}`", self.rest)))

@@ -10,11 +10,20 @@ use super::variable::{VARIABLE, value};
 use crate::environment;
 
 /// Returns the folders that may contain the sockets of this user's processes. `user` is the user's number. If
-/// `MILLPOND_WATCH` of this process names a folder, the result is only that folder.
+/// `MILLPOND_WATCH` of this process names a folder, the result is only that folder. Otherwise leaves out
+/// folders that another user made or can change, because that user may answer for a program.
 pub fn folders(user: u32) -> Vec<PathBuf> {
     match value().map(|value| named(&value)) {
         Some(Ok(Some(folder))) => vec![folder],
-        _ => usual(user),
+        _ => usual(user).into_iter().filter(|folder| may_be_of(folder, user)).collect(),
+    }
+}
+
+/// Returns whether the folder is missing, or this user's alone.
+fn may_be_of(folder: &Path, user: u32) -> bool {
+    match check_private(folder, user) {
+        Err(error) => error.kind() == io::ErrorKind::NotFound,
+        Ok(()) => true,
     }
 }
 
@@ -62,7 +71,7 @@ pub(super) fn prepare(value: &OsStr) -> Result<PathBuf, String> {
     }
     let mut why = String::new();
     for folder in usual(own_user()) {
-        match make(&folder).and_then(|()| check_private(&folder)) {
+        match make(&folder).and_then(|()| check_private(&folder, own_user())) {
             Ok(()) => return Ok(folder),
             Err(error) => why = format!("the folder {} cannot be used: {error}", folder.display()),
         }
@@ -78,9 +87,9 @@ fn make(folder: &Path) -> io::Result<()> {
 }
 
 /// Another user may have made a folder of this name in the folder for temporary files.
-fn check_private(folder: &Path) -> io::Result<()> {
+fn check_private(folder: &Path, user: u32) -> io::Result<()> {
     let known = fs::symlink_metadata(folder)?;
-    if known.is_dir() && known.uid() == own_user() && known.mode() & 0o022 == 0 {
+    if known.is_dir() && known.uid() == user && known.mode() & 0o022 == 0 {
         return Ok(());
     }
     let why = "it is not a folder that only this user can change";
@@ -112,10 +121,17 @@ mod tests {
         let folder = std::env::temp_dir().join(format!("millpond-test-folder-{}", std::process::id()));
         make(&folder).unwrap();
         make(&folder).unwrap();
+        let check_private = |folder| check_private(folder, own_user());
         check_private(&folder).unwrap();
+        assert!(may_be_of(&folder, own_user()) && !may_be_of(&folder, own_user() + 1));
         fs::set_permissions(&folder, fs::Permissions::from_mode(0o777)).unwrap();
         assert!(check_private(&folder).unwrap_err().to_string().contains("only this user"));
+        assert!(!may_be_of(&folder, own_user()));
         fs::remove_dir(&folder).unwrap();
+        assert!(may_be_of(&folder, own_user()));
+        std::os::unix::fs::symlink(std::env::temp_dir(), &folder).unwrap();
+        assert!(check_private(&folder).is_err() && !may_be_of(&folder, own_user()));
+        fs::remove_file(&folder).unwrap();
         fs::write(&folder, "").unwrap();
         assert!(check_private(&folder).is_err());
         fs::remove_file(&folder).unwrap();

@@ -1,11 +1,11 @@
 //! The thread that answers requests.
 
 use std::ffi::OsStr;
-use std::fs::{self, Permissions};
+use std::fs::{self, DirBuilder, Permissions};
 use std::io::{self, Write};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, IntoRawFd};
-use std::os::unix::fs::{FileTypeExt, PermissionsExt};
+use std::os::unix::fs::{DirBuilderExt, FileTypeExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::ptr::null_mut;
@@ -45,18 +45,30 @@ pub(super) fn start(
     }
 }
 
-/// Binds a socket that only the owner of the process can use. No living process has this one's number, so an
-/// old socket of that name is removed, unless a process of another container listens on it.
+/// Binds a socket that only the owner of the process can use. No living process has this one's number, so a
+/// new socket replaces an old one of that name, unless a process of another container listens on it.
 fn bind(path: &Path) -> io::Result<UnixListener> {
-    let listener = match UnixListener::bind(path) {
-        Err(error) if error.kind() == io::ErrorKind::AddrInUse && is_left_over(path) => {
-            fs::remove_file(path)?;
-            UnixListener::bind(path)
-        }
-        bound => bound,
-    }?;
-    fs::set_permissions(path, Permissions::from_mode(0o600))?;
-    Ok(listener)
+    if fs::symlink_metadata(path).is_ok() && !is_left_over(path) {
+        return Err(io::ErrorKind::AddrInUse.into());
+    }
+    // A new socket has the permissions that the program gives to new files. So it is made in a folder that is
+    // closed to others.
+    let closed = path.with_extension("new");
+    let socket = closed.join("sock");
+    let clear = || {
+        // The folder is empty, or missing, at most calls.
+        let _ = fs::remove_file(&socket);
+        let _ = fs::remove_dir(&closed);
+    };
+    clear(); // a killed process of the same number may have left it
+    DirBuilder::new().mode(0o700).create(&closed)?;
+    let bound = UnixListener::bind(&socket).and_then(|listener| {
+        fs::set_permissions(&socket, Permissions::from_mode(0o600))?;
+        fs::rename(&socket, path)?;
+        Ok(listener)
+    });
+    clear();
+    bound
 }
 
 /// Returns whether this is a socket on which no process listens.

@@ -44,7 +44,7 @@ pub mod origin {
 
 /// Characters that start a formula in spreadsheets. OWASP's list also has tab and carriage return, but words
 /// never contain these characters.
-const FORMULA: [char; 4] = ['=', '+', '-', '@'];
+pub(crate) const FORMULA: [char; 4] = ['=', '+', '-', '@'];
 
 /// Adds a text as one word. If its first character could start a formula, the character becomes `%` and its
 /// number. So no spreadsheet runs text from an untrusted program when it opens the log.
@@ -54,10 +54,11 @@ pub fn push_word(notes: &mut String, text: &str) {
     }
     let is_alone = text == "~";
     for (at, char) in text.chars().enumerate() {
-        let is_special = matches!(char, ' ' | ';' | ',' | '"' | '%' | '\u{7f}') || char < ' ';
+        // All control characters fit into two digits.
+        let is_special = matches!(char, ' ' | ';' | ',' | '"' | '%') || char.is_control();
         let is_formula = at == 0 && FORMULA.contains(&char);
         if is_special || is_alone || is_formula {
-            // All of them are ASCII, and writing to a string cannot fail.
+            // Writing to a string cannot fail.
             let _ = write!(notes, "%{:02X}", u32::from(char));
         } else {
             notes.push(char);
@@ -89,11 +90,24 @@ mod tests {
     #[test]
     fn any_text_comes_back() {
         let formulas = ["=1+1", "+1", "-1+1", "@SUM(A1)", "\t=1", "\r=1", "=cmd|' /C calc'!A0"];
-        let texts = ["", "~", "-", "a b", "a,\"b\";%~-", "line\nend\r", "é–😀", "%20", "\u{7f}\0", "a=b"];
+        let texts = [
+            "",
+            "~",
+            "-",
+            "a b",
+            "a,\"b\";%~-",
+            "line\nend\r",
+            "é–😀",
+            "%20",
+            "\u{7f}\0",
+            "\u{9b}2J\u{a0}",
+            "a=b",
+        ];
         for written in texts.into_iter().chain(formulas) {
             let mut notes = String::new();
             push_word(&mut notes, written);
-            assert!(!notes.contains([' ', ',', '"', '\n', ';']) && !notes.is_empty(), "{notes}");
+            assert!(!notes.contains([' ', ',', '"', ';']) && !notes.is_empty(), "{notes}");
+            assert!(!notes.contains(char::is_control), "{notes:?}");
             assert!(!notes.starts_with(['=', '+', '-', '@', '\t', '\r']), "{notes}");
             assert_eq!(text(&notes).as_deref(), Some(written));
         }

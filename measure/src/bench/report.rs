@@ -5,7 +5,7 @@ use std::io::{self, Write};
 
 use comfy_table::{CellAlignment, ContentArrangement, Table, presets};
 use millpond_core::format_bytes;
-use millpond_engine::text::number_of;
+use millpond_engine::text::{number_of, write_json};
 
 use super::{Figures, MIMALLOC, NotRun, Report, Status, Subjected};
 
@@ -27,7 +27,7 @@ pub enum Format {
 pub fn print(report: &Report, format: Format, mut out: impl Write) -> io::Result<()> {
     match format {
         Format::Json => {
-            serde_json::to_writer(&mut out, report)?;
+            write_json(&mut out, report)?;
             out.write_all(b"\n")?;
         }
         Format::Table => {

@@ -5,7 +5,7 @@ use std::io::{self, Write};
 use comfy_table::{CellAlignment, ContentArrangement, Table, presets};
 use millpond_core::format_bytes;
 use millpond_engine::csv_to_io;
-use millpond_engine::text::number_of;
+use millpond_engine::text::{file_cell, number_of, plain, write_json};
 use serde::Serialize;
 
 use super::{CaseFigures, PassFigures, Report, SubjectReport, SubjectResult};
@@ -25,7 +25,7 @@ pub fn table<'a>(mut out: impl Write + 'a) -> Reporter<'a> {
 /// Prints JSON to `out`: one object per log, each on its own line.
 pub fn json<'a>(mut out: impl Write + 'a) -> Reporter<'a> {
     Box::new(move |report| {
-        serde_json::to_writer(&mut out, report)?;
+        write_json(&mut out, report)?;
         out.write_all(b"\n")?;
         out.flush()
     })
@@ -64,7 +64,7 @@ fn tables(report: &Report, is_first: bool, out: &mut impl Write) -> io::Result<(
     }
     let live = format_bytes(report.peak_live_bytes);
     let operations = number_of(report.operations, "operation");
-    let (file, streams) = (&report.log.file, number_of(report.log.streams as u64, "stream"));
+    let (file, streams) = (plain(&report.log.file), number_of(report.log.streams as u64, "stream"));
     writeln!(out, "{file}: {operations}, {streams}, peak live {live}")?;
     let (spec, name, seed) = (&report.device.spec, &report.device.name, report.seed);
     writeln!(out, "with work in flight on {spec} ({name}), seed {seed}")?;
@@ -87,7 +87,7 @@ fn tables(report: &Report, is_first: bool, out: &mut impl Write) -> io::Result<(
     }
     writeln!(out, "{LEGEND}")?;
     for note in notes(report) {
-        writeln!(out, "note: {note}")?;
+        writeln!(out, "note: {}", plain(&note))?;
     }
     out.flush()
 }
@@ -169,7 +169,7 @@ fn rows(
 /// A row. Its columns are the fields of the JSON, without nesting. A cell is empty if there is no figure.
 #[derive(Serialize)]
 struct Row<'a> {
-    file: &'a str,
+    file: String,
     device: &'a str,
     simulated: bool,
     seed: u64,
@@ -216,7 +216,7 @@ impl<'a> Row<'a> {
             kinds.collect::<Vec<_>>().join(";")
         };
         Self {
-            file: &report.log.file,
+            file: file_cell(&report.log.file),
             device: &report.device.spec,
             simulated: report.device.simulated,
             seed: report.seed,

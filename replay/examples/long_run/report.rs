@@ -4,6 +4,7 @@ use std::io::{self, Write};
 
 use clap::ValueEnum;
 use comfy_table::{CellAlignment, ContentArrangement, Table, presets};
+use millpond_engine::text::write_json;
 use serde::Serialize;
 
 use super::beside::Beside;
@@ -140,11 +141,11 @@ pub(crate) fn print(rows: &[Row], beside: &[Beside], format: Format, mut out: im
         }
         Format::Json => {
             for row in rows {
-                serde_json::to_writer(&mut out, row)?;
+                write_json(&mut out, row)?;
                 writeln!(out)?;
             }
             for row in beside {
-                serde_json::to_writer(&mut out, row)?;
+                write_json(&mut out, row)?;
                 writeln!(out)?;
             }
         }

@@ -3,6 +3,7 @@
 use std::io::Write;
 
 use clap::Args;
+use millpond_engine::text::write_json;
 use millpond_snapshot::explain;
 
 use super::import::{ReportFormat, SourceArgs};
@@ -42,7 +43,7 @@ pub(super) fn run(args: &ExplainArgs, is_coloured: bool, mut out: impl Write) ->
             explain::print(&explanation, style, &mut out)?;
         }
         ReportFormat::Json => {
-            serde_json::to_writer(&mut out, &explanation).map_err(std::io::Error::from)?;
+            write_json(&mut out, &explanation)?;
             writeln!(out)?;
         }
     }

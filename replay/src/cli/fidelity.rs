@@ -1,8 +1,9 @@
 //! The command line of `fidelity`.
 
-use std::io::{self, Write};
+use std::io::Write;
 
 use clap::Args;
+use millpond_engine::text::write_json;
 use millpond_snapshot::fidelity::{self, Fidelity};
 
 use super::import::{ReportFormat, SourceArgs};
@@ -42,7 +43,7 @@ pub(super) fn run(args: &FidelityArgs, mut out: impl Write) -> Result<Verdict, F
     match args.format {
         ReportFormat::Text => fidelity::print(&fidelity, &mut out)?,
         ReportFormat::Json => {
-            serde_json::to_writer(&mut out, &fidelity).map_err(io::Error::from)?;
+            write_json(&mut out, &fidelity)?;
             writeln!(out)?;
         }
     }

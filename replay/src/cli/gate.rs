@@ -1,11 +1,12 @@
 //! The command line of `gate`.
 
-use std::fs::{self, OpenOptions};
+use std::fs::OpenOptions;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 use clap::Args;
-use millpond_core::{Error, ErrorKind};
+use millpond_core::{Error, ErrorKind, small_file};
+use millpond_engine::text::write_json;
 use millpond_snapshot::gate::{self, Budget};
 
 use super::import::{ReportFormat, SourceArgs};
@@ -65,7 +66,7 @@ pub(super) fn run(args: &GateArgs, mut out: impl Write) -> Result<Verdict, Failu
     }
     let bad = |error: &dyn std::fmt::Display| Error::invalid_argument(format!("{}: {error}", path.display()));
     exists(path)?;
-    let text = fs::read_to_string(path).map_err(|error| bad(&error))?;
+    let text = small_file::read(path).map_err(|error| bad(&error))?;
     let budget: Budget = text.parse().map_err(|error| bad(&error))?;
     let gate = gate::compare(&args.source.import()?, &budget);
     if let Some(path) = &args.markdown {
@@ -80,7 +81,7 @@ pub(super) fn run(args: &GateArgs, mut out: impl Write) -> Result<Verdict, Failu
     match args.format {
         ReportFormat::Text => gate::text(&gate, &mut out)?,
         ReportFormat::Json => {
-            serde_json::to_writer(&mut out, &gate).map_err(io::Error::from)?;
+            write_json(&mut out, &gate)?;
             writeln!(out)?;
         }
     }

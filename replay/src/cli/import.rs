@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use clap::{Args, ValueEnum};
 use millpond_core::format_bytes;
 use millpond_engine::log::{self, LogError};
-use millpond_engine::text::{STANDARD_INPUT, bytes_among, number_of, plain};
+use millpond_engine::text::{STANDARD_INPUT, bytes_among, number_of, plain, write_json};
 use millpond_planning::MinimallocCsv;
 use millpond_snapshot::import::{self, Options};
 use millpond_snapshot::placement;
@@ -231,7 +231,7 @@ fn json(recording: &Recording, out: &mut impl Write) -> io::Result<()> {
         bound_stream_safe: bounds.map(|bounds| bounds.stream_safe),
         not_known: recording.unknowns(),
     };
-    serde_json::to_writer(&mut *out, &report)?;
+    write_json(&mut *out, &report)?;
     writeln!(out)
 }
 
@@ -265,7 +265,8 @@ fn stacks(recording: &Recording, events: u64) -> String {
 fn text(recording: &Recording, output: Option<&Path>, out: &mut impl Write) -> io::Result<()> {
     let (sums, bounds) = (recording.sums(), placement::bounds(recording));
     let device = recording.device_name().map_or(String::new(), |device| format!(", device {device}"));
-    writeln!(out, "{}: {}{device}", recording.file(), recording.source().format)?;
+    let head = format!("{}: {}{device}", recording.file(), recording.source().format);
+    writeln!(out, "{}", plain(&head))?;
     let sums_only = recording.has_sums_only();
     let mut line = |name: &str, text: String| writeln!(out, "  {name:<12}{}", plain(&text));
     line("events", counts(&sums, sums_only))?;

@@ -1,7 +1,7 @@
 //! Writes a result to a file, or to the standard output.
 
 use std::fs::{self, File};
-use std::io::{self, BufWriter, Write};
+use std::io::{self, BufWriter, Seek, Write};
 use std::path::Path;
 
 use tempfile::NamedTempFile;
@@ -38,23 +38,38 @@ pub(super) fn to_file(
 }
 
 /// Writes the output of `body` to a file. Everything is first written to a new file in the same folder, and
-/// then this file replaces the old one. So an error leaves the old content. A pipe or a device is written
-/// directly. A file is written directly, too, if its folder allows no new file.
+/// then this file replaces the old one. So an error of `body` leaves the old content. If the file cannot be
+/// replaced, it is written directly: the target of a link, a pipe, a device, or a file whose folder allows no
+/// new file.
+///
+/// Only the system follows a link. So it can refuse a link that another user put into a shared folder.
 ///
 /// # Errors
 /// Returns the errors of `body`, and the errors of the two files.
 pub(super) fn replace(path: &Path, body: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> io::Result<()> {
-    let target = fs::canonicalize(path).unwrap_or_else(|_| path.to_path_buf()); // follows a link
-    let known = fs::metadata(&target).ok();
-    let folder = target.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let known = fs::symlink_metadata(path).ok();
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let is_file = known.as_ref().is_none_or(fs::Metadata::is_file);
     let beside = if is_file { beside(folder).ok() } else { None };
-    let Some(mut beside) = beside else { return whole(File::create(path)?, body) };
+    let Some(mut beside) = beside else { return write_there(path, body) };
     whole(beside.as_file_mut(), body)?;
     if let Some(known) = known {
         fs::set_permissions(beside.path(), known.permissions())?;
     }
-    beside.persist(&target)?;
+    beside.persist(path)?;
+    Ok(())
+}
+
+/// Writes through the path, without a new file there. If the path leads to a file, everything is first
+/// written to a temporary file.
+fn write_there(path: &Path, body: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> io::Result<()> {
+    if !fs::metadata(path).is_ok_and(|known| known.is_file()) {
+        return whole(File::create(path)?, body);
+    }
+    let mut written = tempfile::tempfile()?;
+    whole(&mut written, body)?;
+    written.rewind()?;
+    io::copy(&mut written, &mut File::create(path)?)?;
     Ok(())
 }
 
@@ -104,11 +119,32 @@ mod tests {
         fs::write(&path, "before").unwrap();
         fs::set_permissions(&path, fs::Permissions::from_mode(0o640)).unwrap();
         symlink(&path, &link).unwrap();
+        let failed = replace(&link, |_| Err(io::Error::other("interrupted")));
+        assert_eq!((failed.is_err(), &*fs::read(&path).unwrap()), (true, &b"before"[..]));
         replace(&link, |out| out.write_all(b"after")).unwrap();
         assert!(fs::symlink_metadata(&link).unwrap().is_symlink());
         assert_eq!(fs::read(&path).unwrap(), b"after");
         assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o640);
         replace(Path::new("/dev/null"), |out| out.write_all(b"nothing")).unwrap();
         assert!(!fs::metadata("/dev/null").unwrap().is_file());
+    }
+
+    /// Linux refuses to follow a link that another user put into a shared folder. A program that looks up the
+    /// target of the link, and then replaces the target, goes around this.
+    #[cfg(unix)]
+    #[test]
+    fn only_the_system_follows_a_link() {
+        use std::os::unix::fs::{MetadataExt, symlink};
+
+        let folder = tempfile::tempdir().unwrap();
+        let [path, link] = ["result.csv", "link.csv"].map(|name| folder.path().join(name));
+        fs::write(&path, "before").unwrap();
+        symlink(&path, &link).unwrap();
+        let number = || fs::metadata(&path).unwrap().ino();
+        let opened = number();
+        replace(&link, |out| out.write_all(b"after")).unwrap();
+        assert_eq!((number(), &*fs::read(&path).unwrap()), (opened, &b"after"[..]));
+        replace(&path, |out| out.write_all(b"again")).unwrap();
+        assert_ne!(number(), opened, "without a link, a new file replaces the old one");
     }
 }

@@ -1,7 +1,7 @@
 //! The command line of `plan`.
 
 use std::ffi::OsStr;
-use std::io::{self, Write};
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -10,7 +10,7 @@ use clap::{Args, ValueEnum};
 use millpond_core::{ALLOCATION_ALIGNMENT, AnyResource, DriverHandle, Error, Layer, parse_bytes};
 use millpond_driver::{CountingDriver, DeviceSpec};
 use millpond_engine::program::Limits;
-use millpond_engine::text::bytes_among;
+use millpond_engine::text::{bytes_among, write_json};
 use millpond_engine::{self as engine, Options};
 use millpond_plan::PlanLayer;
 use millpond_planning::{MinimallocCsv, ProblemError, ProgramPlan};
@@ -217,7 +217,7 @@ pub(super) fn run(args: &PlanArgs, mut out: impl Write) -> Result<Verdict, Failu
             }
         }
         ReportFormat::Json => {
-            serde_json::to_writer(&mut out, &placed).map_err(io::Error::from)?;
+            write_json(&mut out, &placed)?;
             writeln!(out)?;
         }
     }

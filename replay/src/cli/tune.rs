@@ -1,10 +1,11 @@
 //! The command line of `tune`.
 
-use std::io::{self, Write};
+use std::io::Write;
 use std::time::Duration;
 
 use clap::Args;
 use millpond_core::stack::LayerTable;
+use millpond_engine::text::write_json;
 use millpond_snapshot::tune::{self, Request};
 
 use super::import::{ReportFormat, SourceArgs};
@@ -57,7 +58,7 @@ pub(super) fn run(args: &TuneArgs, table: &LayerTable, mut out: impl Write) -> R
     match args.format {
         ReportFormat::Text => tune::print(&tuned, &mut out)?,
         ReportFormat::Json => {
-            serde_json::to_writer(&mut out, &tuned).map_err(io::Error::from)?;
+            write_json(&mut out, &tuned)?;
             writeln!(out)?;
         }
     }

@@ -4,7 +4,7 @@ use std::io;
 use std::process::ExitCode;
 
 use anstyle::{AnsiColor, Effects, Style};
-use millpond_engine::text::plain;
+use millpond_engine::text::plain_lines;
 use millpond_measure::bench::{Report, Status};
 use millpond_measure::busy::{self, SubjectResult};
 use millpond_snapshot::placement::PlanError;
@@ -159,12 +159,16 @@ pub(super) fn warn(message: &str) {
     say(WARNING, "warning", message);
 }
 
+/// The most characters of a line of a message. A longer line quotes a file, such as a profile without line
+/// breaks.
+const LINE: usize = 4096;
+
 /// Prints like `eprintln!`, but does not panic if the standard error is closed.
 fn say(style: Style, word: &str, message: &str) {
-    // A message may quote a file. It keeps its line breaks, but loses control characters, which a terminal
-    // would obey.
-    let shown: Vec<String> = message.split('\n').map(plain).collect();
-    let text = format!("{style}{word}:{style:#} {}\n", shown.join("\n"));
+    // A message may quote a file.
+    let lines = message.split('\n').map(|line| line.chars().take(LINE).collect::<String>());
+    let message = plain_lines(&lines.collect::<Vec<_>>().join("\n"));
+    let text = format!("{style}{word}:{style:#} {message}\n");
     // `anstream` drops the colours if the standard error is not a terminal, or if `--color` or NO_COLOR says
     // so.
     let _ = io::Write::write_all(&mut anstream::stderr().lock(), text.as_bytes());

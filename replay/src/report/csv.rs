@@ -5,6 +5,7 @@
 use std::io::{self, Write};
 
 use millpond_engine::Failure;
+use millpond_engine::text::{file_cell, plain};
 use serde::Serialize;
 
 use super::Reporter;
@@ -31,14 +32,14 @@ impl<W: Write> Reporter for CsvReporter<W> {
 
 #[derive(Default, Serialize)]
 struct Row<'a> {
-    file: &'a str,
+    file: String,
     events: u64,
     streams: usize,
     threads: usize,
     peak_live_bytes: u64,
     peak_live_bytes_apart: u64,
     peak_needed_bytes: u64,
-    device: &'a str,
+    device: String,
     simulated: bool,
     thread_order: &'a str,
     passes: u32,
@@ -89,7 +90,7 @@ impl<'a> Row<'a> {
     fn new(comparison: &'a Comparison, stack: &'a StackReport) -> Self {
         let log = &comparison.log;
         let mut row = Self {
-            file: &log.file,
+            file: file_cell(&log.file),
             events: log.events,
             operations: log.operations,
             streams: log.streams,
@@ -97,7 +98,7 @@ impl<'a> Row<'a> {
             peak_live_bytes: log.peak_live_bytes,
             peak_live_bytes_apart: log.peak_live_bytes_apart,
             peak_needed_bytes: log.peak_needed_bytes,
-            device: &comparison.device.spec,
+            device: plain(&comparison.device.spec),
             simulated: comparison.device.simulated,
             thread_order: &comparison.thread_order,
             passes: comparison.passes,

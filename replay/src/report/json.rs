@@ -61,6 +61,8 @@
 
 use std::io::{self, Write};
 
+use millpond_engine::text::write_json;
+
 use super::Reporter;
 use crate::compare::Comparison;
 
@@ -76,7 +78,7 @@ impl<W> JsonReporter<W> {
 
 impl<W: Write> Reporter for JsonReporter<W> {
     fn report(&mut self, comparison: &Comparison) -> io::Result<()> {
-        serde_json::to_writer(&mut self.out, comparison)?;
+        write_json(&mut self.out, comparison)?;
         self.out.write_all(b"\n")?;
         self.out.flush()
     }

@@ -5,7 +5,7 @@ use std::io::{self, Write};
 
 use comfy_table::Table;
 use millpond_core::{LadderCounts, format_bytes};
-use millpond_engine::text::{counted, thousands};
+use millpond_engine::text::{counted, plain, plain_lines, thousands};
 
 use super::cells::Cell::{Bytes, Text};
 use super::cells::{self, Column, ns_per_op, ratio, table_of};
@@ -108,7 +108,7 @@ fn headline(comparison: &Comparison) -> String {
     };
     format!(
         "{}: {}, {}, {}, peak live {}{failed}",
-        log.file,
+        plain(&log.file),
         counted(log.events, "event"),
         counted(log.streams as u64, "stream"),
         counted(log.threads as u64, "thread"),
@@ -239,7 +239,7 @@ fn broken(parts: &[String], width: usize) -> Vec<String> {
 
 /// Writes problems and remarks, one line each. Failed stacks are reported as errors, not here.
 fn write_notes(out: &mut impl Write, comparison: &Comparison, ran: &Ran<'_>) -> io::Result<()> {
-    let mut notes = comparison.log.notes();
+    let mut notes: Vec<String> = comparison.log.notes().iter().map(|note| plain(note)).collect();
     if let Some(ns) = comparison.log.logged_ns_per_op {
         notes.push(format!("when the log was written, a call took {ns:.0} ns on average"));
     }
@@ -260,7 +260,7 @@ fn write_notes(out: &mut impl Write, comparison: &Comparison, ran: &Ran<'_>) -> 
     if !notes.is_empty() {
         writeln!(out)?;
     }
-    notes.iter().try_for_each(|note| writeln!(out, "note: {note}"))
+    notes.iter().try_for_each(|note| writeln!(out, "note: {}", plain_lines(note)))
 }
 
 fn add_notes(notes: &mut Vec<String>, spec: &str, figures: &StackFigures) {

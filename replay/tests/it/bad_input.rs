@@ -31,6 +31,60 @@ fn a_peer_that_is_not_installed() {
     run.fails_with(2, &["pytorch", "/nowhere: there is no PyTorch; name its environment"]);
 }
 
+/// Python looks for modules in the working folder first, and a downloaded folder may have a package `torch`.
+#[test]
+fn a_peer_is_not_taken_from_the_folder_of_the_log() {
+    let folder = Folder::new();
+    let log = folder.log(&rows(1, 10));
+    std::fs::create_dir_all(folder.path("torch/lib")).unwrap();
+    let marks = ["torch/__init__.py", "torch/lib/libc10.so"].map(|name| folder.write(name, ""));
+    folder.write("types.py", "open('run', 'w')\n");
+    folder.write("contextlib.py", "open('run', 'w')\n");
+    let mut program = program();
+    program.arg(&log).args(["-d", "sim", "--peer", "torch"]).current_dir(folder.path(""));
+    let run: Run = program.output().unwrap().into();
+    let place = marks[0].parent().unwrap().to_str().unwrap();
+    assert!(!folder.path("run").exists() && !run.stderr.contains(place), "{}", run.stderr);
+}
+
+/// A profile and a budget are read up to a limit, and their nesting has an end.
+#[test]
+#[cfg(unix)]
+fn a_profile_or_a_budget_that_attacks_its_reader() {
+    let folder = Folder::new();
+    let log = folder.log(&rows(1, 10));
+    let nested = |count: usize| format!("a = {}{}", "[".repeat(count), "]".repeat(count));
+    let deep = folder.write("deep.toml", nested(400_000));
+    let keys = folder.write("keys.toml", format!("[{}]", vec!["a"; 100_000].join(".")));
+    let long = folder.write("long.toml", nested(1 << 20));
+    for (file, why) in [(&deep, ""), (&keys, "recursion limit"), (&long, "more than 1 MiB")]
+        .into_iter()
+        .chain([(&"/dev/zero".into(), "more than 1 MiB")])
+    {
+        let of_device = format!("sim:{}", file.display());
+        for words in [&["-s", "cuda", "-d", &of_device][..], &["gate", "--budget", file.to_str().unwrap()]] {
+            let run: Run = program().args(words).arg(&log).output().unwrap().into();
+            run.fails_with(2, &[why]);
+            assert!(run.stderr.len() < 20_000, "{} bytes", run.stderr.len());
+        }
+    }
+}
+
+/// A spreadsheet must not run the name of a file.
+#[test]
+fn a_file_whose_name_is_a_formula() {
+    let folder = Folder::new();
+    folder.write("=1+1.csv", format!("{HEADER}{}", rows(1, 10)));
+    for words in [&["-s", "cuda"][..], &["busy", "-s", "cuda+pool"]] {
+        let mut program = program();
+        program.args(words).args(["-d", "sim", "-f", "csv", "=1+1.csv"]).current_dir(folder.path(""));
+        let run: Run = program.output().unwrap().into();
+        let cells: Vec<&str> = run.stdout.lines().flat_map(|line| line.split(',')).collect();
+        assert!(cells.contains(&"./=1+1.csv"), "{}{}", run.stdout, run.stderr);
+        assert!(!cells.iter().any(|cell| cell.starts_with(['=', '@'])), "{cells:?}");
+    }
+}
+
 #[test]
 fn a_folder() {
     let folder = Folder::new();

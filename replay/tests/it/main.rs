@@ -22,5 +22,6 @@ mod own_layers;
 mod page;
 mod plan;
 mod replay;
+mod terminal;
 mod top;
 mod tune;

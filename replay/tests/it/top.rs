@@ -72,6 +72,28 @@ fn top(folder: &Path, flags: &[&str]) -> Run {
     program().arg("top").args(flags).arg("--folder").arg(folder).output().unwrap().into()
 }
 
+/// Another user may make a folder of the usual name first, and answer for programs there.
+#[test]
+fn a_folder_that_another_user_can_change_is_not_asked() {
+    use std::fs::{self, Permissions};
+    use std::os::unix::fs::PermissionsExt;
+    use std::os::unix::net::UnixListener;
+
+    let folder = Folder::new();
+    let sockets = folder.path("millpond");
+    fs::create_dir(&sockets).unwrap();
+    let _slow = UnixListener::bind(sockets.join(watch::socket_name(std::process::id()))).unwrap();
+    let listed = |mode| {
+        fs::set_permissions(&sockets, Permissions::from_mode(mode)).unwrap();
+        let mut program = program();
+        program.env_remove(watch::VARIABLE).env("XDG_RUNTIME_DIR", folder.path("")).arg("top");
+        Run::from(program.env("TMPDIR", folder.path("")).output().unwrap())
+    };
+    assert!(listed(0o700).stderr.contains("does not answer"));
+    let run = listed(0o777);
+    assert_eq!((run.stderr.as_str(), run.stdout.contains("no watched program")), ("", true));
+}
+
 #[test]
 fn two_programs_are_listed_and_shown() {
     let folder = Folder::new();

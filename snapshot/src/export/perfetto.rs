@@ -2,6 +2,7 @@
 
 use std::io::{self, Write};
 
+use millpond_engine::text::write_json;
 use serde_json::{Value, json};
 
 use super::curve::points;
@@ -15,7 +16,7 @@ pub(super) fn write(recording: &Recording, out: &mut impl Write) -> io::Result<(
     let mut now = 0.0;
     write!(out, "{{\"displayTimeUnit\":\"ns\",\"traceEvents\":[")?;
     let name = json!({"name": "process_name", "ph": "M", "pid": 1, "args": {"name": recording.file()}});
-    serde_json::to_writer(&mut *out, &name)?;
+    write_json(&mut *out, &name)?;
     let mut open: Vec<&str> = Vec::new();
     for (number, point) in points(recording).enumerate() {
         now = match (first, point.event.time()) {
@@ -46,11 +47,11 @@ pub(super) fn write(recording: &Recording, out: &mut impl Write) -> io::Result<(
             _ => continue,
         };
         writeln!(out, ",")?;
-        serde_json::to_writer(&mut *out, &event)?;
+        write_json(&mut *out, &event)?;
     }
     for tag in open.into_iter().rev() {
         writeln!(out, ",")?;
-        serde_json::to_writer(&mut *out, &slice("E", tag, now))?;
+        write_json(&mut *out, &slice("E", tag, now))?;
     }
     writeln!(out, "]}}")
 }

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::io::{self, Write};
 
+use millpond_engine::text::{plain, write_json};
 use serde_json::{Value, json};
 
 use crate::frames::{Frame, Part};
@@ -86,7 +87,7 @@ pub(super) fn speedscope(recording: &Recording, event: usize, out: &mut impl Wri
         "shared": {"frames": frames.frames},
         "profiles": profiles,
     });
-    serde_json::to_writer(&mut *out, &file)?;
+    write_json(&mut *out, &file)?;
     writeln!(out)
 }
 
@@ -125,16 +126,5 @@ pub(super) fn folded(
 
 /// Returns a frame without the characters that end a frame or a line.
 fn word(frame: &str) -> String {
-    frame
-        .chars()
-        .map(|char| {
-            if char == ';' {
-                ','
-            } else if char.is_control() {
-                ' '
-            } else {
-                char
-            }
-        })
-        .collect()
+    plain(frame).replace(';', ",")
 }

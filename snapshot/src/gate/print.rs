@@ -3,6 +3,7 @@
 use std::io::{self, Write};
 
 use millpond_core::format_bytes;
+use millpond_engine::text::plain;
 
 use super::{Check, Gate, Quantity};
 use crate::placement::Bounds;
@@ -93,14 +94,9 @@ pub fn junit(gate: &Gate, out: &mut impl Write) -> io::Result<()> {
     writeln!(out, "  </testsuite>\n</testsuites>")
 }
 
-/// Returns the text without characters that a terminal would obey, or that XML cannot hold.
-fn plain(text: &str) -> String {
-    let allowed = |char: char| !char.is_control() && !matches!(char, '\u{fffe}' | '\u{ffff}');
-    text.chars().map(|char| if allowed(char) { char } else { '\u{fffd}' }).collect()
-}
-
-/// Returns the text as an XML attribute.
+/// Returns the text as an XML attribute. XML cannot hold two of the characters.
 fn escaped(text: &str) -> String {
-    let text = plain(text).replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;");
+    let text = plain(text).replace(['\u{fffe}', '\u{ffff}'], "\u{fffd}");
+    let text = text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;");
     text.replace('"', "&quot;")
 }

@@ -16,6 +16,7 @@ mod texts;
 
 use std::io::{self, Write};
 
+use millpond_engine::text::write_json;
 use serde::Serialize;
 use sha2::{Digest, Sha256};
 
@@ -167,7 +168,9 @@ fn hash(text: &str) -> String {
 
 /// Returns JSON that cannot end an HTML element, whatever texts it contains.
 fn json(value: &impl Serialize) -> io::Result<String> {
-    Ok(serde_json::to_string(value)?.replace('<', "\\u003c"))
+    let mut json = Vec::new();
+    write_json(&mut json, value)?;
+    Ok(String::from_utf8_lossy(&json).replace('<', "\\u003c"))
 }
 
 #[cfg(test)]

@@ -2,8 +2,10 @@
 
 use std::io::{Read, Write};
 
+use millpond_engine::log::notes::push_word;
 use millpond_snapshot::explain::explain;
 use millpond_snapshot::import;
+use millpond_snapshot::peers::model_of;
 use millpond_testkit::size;
 
 use crate::pickle::{Py, pickle};
@@ -400,6 +402,39 @@ fn files_with_random_damage_are_read_or_refused() {
             damaged(&name, &bytes);
             if let Ok(recording) = read(&bytes) {
                 explain(&recording, None);
+            }
+        }
+    }
+}
+
+/// The settings of a recording become the text of a stack, which can name files to write and to run.
+#[test]
+fn a_setting_names_no_layer_and_no_file() {
+    let header = "Thread,Time,Action,Pointer,Size,Stream,Notes\n";
+    let model = |name: &str, value: &str| {
+        let mut notes = "source PyTorch%20memory%20snapshot;setting ".to_owned();
+        push_word(&mut notes, name);
+        notes.push(' ');
+        push_word(&mut notes, value);
+        let log = format!("{header}1,0,allocate,0x100,7,0,{notes}\n");
+        model_of(&imported(log.as_bytes()))
+    };
+    assert_eq!(model("max_split_size", "41943040").as_deref(), Some("torch:max_split_size_mb=40"));
+    let names = [
+        "max_split_size",
+        "expandable_segments",
+        "garbage_collection_threshold",
+        "roundup_power2_divisions",
+        "folder",
+        "limit",
+    ];
+    for name in names {
+        for value in ["41943040", "True", "0.5", "8", "{'1': 8}", "[1:8]", "/x"] {
+            for more in
+                [",folder=/x", "+logging:file=/x", ",folder=\"/x\"", "\n,folder=/x", " + plan:file=/x"]
+            {
+                let model = model(name, &format!("{value}{more}"));
+                assert!(model.iter().all(|model| !model.contains("/x")), "{name}: {model:?}");
             }
         }
     }

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use millpond_core::{Error, Result};
+use millpond_core::{Error, Result, small_file};
 use serde::Deserialize;
 
 use super::write::FORMAT;
@@ -37,11 +37,26 @@ impl TryFrom<u32> for Format {
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Device {
-    name: String,
+    name: Name,
     memory_bytes: Memory,
     multiprocessors: u32,
     compute_capability: (u32, u32),
     measured_on: Option<String>,
+}
+
+/// The name of a device, which goes to terminals and into metrics.
+#[derive(Deserialize)]
+#[serde(try_from = "String")]
+struct Name(String);
+
+impl TryFrom<String> for Name {
+    type Error = &'static str;
+
+    fn try_from(name: String) -> Result<Self, Self::Error> {
+        let is_shown = |byte: u8| byte == b' ' || byte.is_ascii_graphic();
+        let wrong = "the name of a device has only printable ASCII characters";
+        name.bytes().all(is_shown).then_some(Self(name)).ok_or(wrong)
+    }
 }
 
 #[derive(Deserialize)]
@@ -59,7 +74,7 @@ impl TryFrom<u64> for Memory {
 
 pub(super) fn file(path: &Path) -> Result<Profile> {
     let source = path.display().to_string();
-    let text = std::fs::read_to_string(path).map_err(|error| {
+    let text = small_file::read(path).map_err(|error| {
         Error::invalid_argument(format!("the profile {source} cannot be read: {error}; check the path"))
     })?;
     parse(&text, &source)
@@ -71,7 +86,8 @@ pub(super) fn parse(text: &str, source: &str) -> Result<Profile> {
     let Device { name, memory_bytes, multiprocessors, compute_capability: (major, minor), measured_on } =
         file.device;
     let capability = (i64::from(major), i64::from(minor));
-    let profile = Profile::measured(name, memory_bytes.0, multiprocessors.into(), capability, "", file.costs);
+    let profile =
+        Profile::measured(name.0, memory_bytes.0, multiprocessors.into(), capability, "", file.costs);
     Ok(profile.with_measured_on(measured_on))
 }
 

@@ -265,3 +265,16 @@ fn code(status: ExitStatus) -> ExitCode {
     let code = status.code().or_else(|| status.signal().map(|signal| 128 + signal));
     ExitCode::from(code.and_then(|code| u8::try_from(code).ok()).unwrap_or(NOT_RUN))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// An empty entry would stand for the working folder.
+    #[test]
+    fn a_list_of_paths_has_no_empty_entry() {
+        assert_eq!(joined(Path::new("/a"), "MILLPOND_TEST_THAT_NOBODY_SETS"), "/a");
+        let path = joined(Path::new("/a"), "PATH");
+        assert!(path.to_string_lossy().starts_with("/a:/"), "{path:?}");
+    }
+}

@@ -113,7 +113,8 @@ fn problem(what: &dyn std::fmt::Display, error: &std::io::Error) -> Error {
 fn of_python() -> Result<PathBuf> {
     let advice =
         "install PyTorch with CUDA (`pip install torch`), activate its environment, or name its folder";
-    let output = Command::new("python3").args(["-c", FIND]).stdin(Stdio::null()).output();
+    // Python looks for modules in its working folder first, and the folder of a downloaded log may have some.
+    let output = Command::new("python3").args(["-c", FIND]).current_dir("/").stdin(Stdio::null()).output();
     let output = output.map_err(|error| Error::invalid_argument(format!("python3: {error}; {advice}")))?;
     let text = String::from_utf8_lossy(&output.stdout);
     match text.trim() {
