@@ -375,8 +375,7 @@ class SystemMemoryResource(_Base):
 
     Example:
         >>> import millpond
-        >>> device = millpond.Device("sim:8GiB,profile=gh200")  # doctest: +SKIP
-        >>> millpond.mr.SystemMemoryResource(device=device)  # doctest: +SKIP
+        >>> millpond.mr.SystemMemoryResource()  # doctest: +SKIP
     """
 
     _layer_name = "system"
@@ -984,7 +983,10 @@ class BudgetResourceAdaptor(LimitingResourceAdaptor):
         request calls it once at most. The function may use this resource, and its requests do not wait. An
         exception goes to `sys.unraisablehook`.
 
-        The budget keeps the function, so let the function hold only a weak reference to this resource.
+        The budget keeps the function, and what the function holds. If this includes this resource or its
+        buffers, the resource lives until you remove the function. Budgets of the same tree return only the
+        idle memory of pools that are part of their own stack: for another pool above this budget, let the
+        function call the pool's `trim()`.
 
         Args:
             callback: `callback(nbytes)` gets the size of the other budget's request in bytes. It replaces an
@@ -1003,6 +1005,7 @@ class BudgetResourceAdaptor(LimitingResourceAdaptor):
             >>> etl.on_call_back(lambda nbytes: cache.clear())
             >>> millpond.DeviceBuffer(size=4096, mr=train).size
             4096
+            >>> etl.on_call_back(None)
         """
         if callback is not None:
             _arguments.function(callback, "callback")

@@ -171,10 +171,11 @@ def build() -> Path:
 
 def _is_own(file: Path) -> bool:
     """Return whether only this user and root can replace the file."""
-    for place in (file, file.parent, file.parent.parent):
+    file = file.resolve()
+    for place in (file, *file.parents):
         known = place.stat()
         # In a folder with the sticky bit, each user can replace only own files.
-        is_open = known.st_mode & stat.S_IWOTH and not known.st_mode & stat.S_ISVTX
+        is_open = known.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not known.st_mode & stat.S_ISVTX
         if is_open or known.st_uid not in (0, os.geteuid()):
             return False
     return True

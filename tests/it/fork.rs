@@ -111,6 +111,14 @@ fn a_forked_child_drops_a_budget() {
 }
 
 #[test]
+fn a_forked_child_drops_a_pool_of_the_driver() {
+    own_process::run(|| {
+        forks_of("cuda_async");
+        forks_of("cuda_async_pinned");
+    });
+}
+
+#[test]
 fn a_forked_child_drops_a_plan() {
     own_process::run(|| {
         forks_of("cuda+pool:decay=20ms+plan:file=../testkit/plans/equal_1024.plan");

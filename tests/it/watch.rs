@@ -481,8 +481,8 @@ fn a_reader_that_never_reads_keeps_no_other_waiting_for_ever() {
     });
 }
 
-/// A layer of the program whose report panics.
-struct Panics(AnyResource);
+/// A layer of the program whose report panics, and perhaps also the question for the layer below.
+struct Panics(AnyResource, bool);
 
 impl fmt::Display for Panics {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -498,7 +498,12 @@ unsafe impl DeviceMemoryResource for Panics {
         traits.add::<Self, dyn ReportsMemory>(|it| it);
     }
 
-    forward_to_upstream!(self.0, except provide);
+    fn upstream(&self) -> Option<&dyn DeviceMemoryResource> {
+        assert!(!self.1, "on purpose");
+        Some(&*self.0)
+    }
+
+    forward_to_upstream!(self.0, except provide, upstream);
 }
 
 impl ReportsMemory for Panics {
@@ -512,12 +517,14 @@ fn a_layer_that_panics_hides_no_other_stack() {
     own_process::run(|| {
         let (folder, device) = (turn_on(), device());
         let stack = build("cuda+pool", &device);
-        let panics: AnyResource = Arc::new(Panics(build("cuda", &device)));
-        watch::add(&panics);
-        let answer = own(&folder);
-        assert_eq!(texts(&answer), ["cuda+pool"]);
-        assert_eq!(answer.errors, ["a layer of stack 3 panicked"]);
-        drop(panics);
-        check(&own(&folder), &stack);
+        for panics_below in [false, true] {
+            let panics: AnyResource = Arc::new(Panics(build("cuda", &device), panics_below));
+            watch::add(&panics);
+            let answer = own(&folder);
+            assert_eq!(texts(&answer)[0], "cuda+pool");
+            assert!(matches!(&*answer.errors, [error] if error.ends_with("panicked")), "{:?}", answer.errors);
+            drop(panics);
+            check(&own(&folder), &stack);
+        }
     });
 }

@@ -2,6 +2,7 @@
 
 use std::ffi::OsStr;
 use std::fs::{self, DirBuilder, Permissions};
+use std::hash::{BuildHasher, Hasher, RandomState};
 use std::io::{self, Write};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, IntoRawFd};
@@ -52,22 +53,19 @@ fn bind(path: &Path) -> io::Result<UnixListener> {
         return Err(io::ErrorKind::AddrInUse.into());
     }
     // A new socket has the permissions that the program gives to new files. So it is made in a folder that is
-    // closed to others.
-    let closed = path.with_extension("new");
+    // closed to others. Nobody can prepare a link with the folder's name.
+    let closed = path.with_extension(format!("{:x}", RandomState::new().build_hasher().finish()));
     let socket = closed.join("sock");
-    let clear = || {
-        // The folder is empty, or missing, at most calls.
-        let _ = fs::remove_file(&socket);
-        let _ = fs::remove_dir(&closed);
-    };
-    clear(); // a killed process of the same number may have left it
     DirBuilder::new().mode(0o700).create(&closed)?;
     let bound = UnixListener::bind(&socket).and_then(|listener| {
         fs::set_permissions(&socket, Permissions::from_mode(0o600))?;
         fs::rename(&socket, path)?;
         Ok(listener)
     });
-    clear();
+    if bound.is_err() {
+        let _ = fs::remove_file(&socket);
+    }
+    let _ = fs::remove_dir(&closed);
     bound
 }
 

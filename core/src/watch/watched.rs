@@ -12,7 +12,7 @@ use std::time::Instant;
 
 use parking_lot::Mutex;
 
-use super::memory::{FORMAT, ProgramMemory, StackMemory, cut};
+use super::memory::{FORMAT, ProgramMemory, StackMemory};
 use super::variable::VARIABLE;
 use super::{forks, server};
 use crate::find::stack_of;
@@ -135,18 +135,26 @@ impl Watched {
         let listed = self.stacks.lock().all.clone();
         let live = listed.iter().filter_map(|(id, stack)| Some((*id, stack.upgrade()?)));
         let live: Vec<(u64, AnyResource)> = live.collect();
-        let below: Vec<*const ()> = live.iter().flat_map(|(_, stack)| below(stack)).collect();
-        let mut outer: Vec<_> =
-            live.into_iter().filter(|(_, stack)| !below.contains(&Arc::as_ptr(stack).cast())).collect();
+        // The layers may be the program's own, and may panic in any call and in their drop.
+        let below: Vec<*const ()> = live
+            .iter()
+            .flat_map(|(_, stack)| catch_unwind(AssertUnwindSafe(|| below(stack))).unwrap_or_default())
+            .collect();
+        let (inner, mut outer): (Vec<_>, Vec<_>) =
+            live.into_iter().partition(|(_, stack)| below.contains(&Arc::as_ptr(stack).cast()));
+        let rest = outer.split_off(outer.len().min(MOST_STACKS));
         let mut memory = ProgramMemory {
             format: FORMAT,
             process: self.process,
             program: words(),
-            stacks_left_out: cut(&mut outer, MOST_STACKS),
+            stacks_left_out: rest.len(),
             ..ProgramMemory::default()
         };
+        for (_, stack) in inner.into_iter().chain(rest) {
+            let _ = catch_unwind(AssertUnwindSafe(move || drop(stack)));
+        }
         for (id, stack) in outer {
-            // The layers may be the program's own. The stack is dropped inside, too. If a layer waits for a
+            // The stack is dropped inside, too. If a layer waits for a
             // lock that a forking thread holds, that fork waits for `PATIENCE`.
             let report = move || StackMemory::of(id, &stack);
             match catch_unwind(AssertUnwindSafe(|| forks::between(report))) {

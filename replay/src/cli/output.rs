@@ -54,7 +54,7 @@ pub(super) fn replace(path: &Path, body: impl FnOnce(&mut dyn Write) -> io::Resu
     let Some(mut beside) = beside else { return write_there(path, body) };
     whole(beside.as_file_mut(), body)?;
     if let Some(known) = known {
-        fs::set_permissions(beside.path(), known.permissions())?;
+        keep_permissions(beside.as_file(), &known)?;
     }
     beside.persist(path)?;
     Ok(())
@@ -71,6 +71,22 @@ fn write_there(path: &Path, body: impl FnOnce(&mut dyn Write) -> io::Result<()>)
     written.rewind()?;
     io::copy(&mut written, &mut File::create(path)?)?;
     Ok(())
+}
+
+/// Gives a new file the permissions of the file that it replaces. If that file is another user's, the new file
+/// keeps its own permissions. The file is open, because another user could replace its name.
+fn keep_permissions(file: &File, replaced: &fs::Metadata) -> io::Result<()> {
+    let mut permissions = replaced.permissions();
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::{MetadataExt, PermissionsExt};
+        if file.metadata()?.uid() != replaced.uid() {
+            return Ok(());
+        }
+        // Without the bits that give a program more rights.
+        permissions.set_mode(permissions.mode() & 0o777);
+    }
+    file.set_permissions(permissions)
 }
 
 /// Creates a new file in the folder, with the permissions that any program gives to a new file.

@@ -65,6 +65,9 @@ impl Deref for CurrentPool {
 impl Drop for CurrentPool {
     fn drop(&mut self) {
         // A lost device has no current pool.
+        if self.pool.inner().is_elsewhere() {
+            return;
+        }
         if self.pool.driver().health().is_lost() || self.pool.driver().was_reset() {
             return;
         }

@@ -192,7 +192,15 @@ impl Inner {
     // --- Deallocation ---
 
     /// Takes a block back in the order of `stream`.
+    /// Whether this is a forked child of the process that has the pool. It must not call the driver.
+    pub(super) fn is_elsewhere(&self) -> bool {
+        self.process.is_elsewhere()
+    }
+
     pub(crate) fn deallocate(&self, ptr: DevicePtr, layout: Layout, stream: StreamRef) -> Freed {
+        if self.is_elsewhere() {
+            return Freed::Taken;
+        }
         let is_lost = self.driver.health().is_lost();
         if is_lost && !self.driver.was_reset() {
             return Freed::Taken;

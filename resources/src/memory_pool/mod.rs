@@ -413,6 +413,10 @@ impl MemoryPool {
 /// its own clones.
 impl Drop for MemoryPool {
     fn drop(&mut self) {
+        if self.0.is_elsewhere() {
+            // In a forked child, the pool stays: other threads may have been in its parts during the fork.
+            return std::mem::forget(Arc::clone(&self.0));
+        }
         if !self.0.driver.was_reset() {
             return;
         }

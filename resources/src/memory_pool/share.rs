@@ -70,7 +70,9 @@ impl MemoryPool {
         }
         self.call(export).map_err(|error| {
             let code = error.driver_error().map(DriverError::code);
-            if let Some(code) = code.filter(|code| *code == DriverError::NOT_PERMITTED) {
+            if let Some(code) = code.filter(|code| *code == DriverError::NOT_PERMITTED)
+                && self.check_export(HandleTypes::FABRIC).is_ok()
+            {
                 let _ = refusal.set(code);
             }
             handles::explain(error, &**self.driver())
@@ -117,7 +119,7 @@ impl MemoryPool {
     ///
     /// # Errors
     /// [`InvalidArgument`](ErrorKind::InvalidArgument) for a pointer outside this pool, and for a pool that
-    /// was created without handles. Also the driver's errors.
+    /// was created without handles. Also the driver's errors, for example for an address inside a block.
     pub fn export_pointer(&self, ptr: DevicePtr) -> Result<MemPoolPtrData> {
         self.check_export(HandleTypes::NONE)?;
         if self.call(|driver| driver.pointer_mem_pool(ptr))? != Some(self.raw()) {
@@ -215,7 +217,8 @@ impl ImportedAllocation {
 
 impl Drop for ImportedAllocation {
     fn drop(&mut self) {
-        let Some(ptr) = self.ptr.take().filter(|_| !self.pool.driver().health().is_lost()) else { return };
+        let is_usable = || !self.pool.inner().is_elsewhere() && !self.pool.driver().health().is_lost();
+        let Some(ptr) = self.ptr.take().filter(|_| is_usable()) else { return };
         if let Err(error) = self.pool.inner().free_imported_after_all(ptr) {
             tracing::warn!(
                 target: "millpond::share",

@@ -177,11 +177,12 @@ fn forget_resets(address: u64, bytes: u64) {
     // No lock is held while the driver is asked.
     let lost: Vec<DriverHandle> = drivers.into_iter().filter(|driver| driver.was_reset()).collect();
     let mut known = KNOWN.lock();
-    let ended: Vec<(u64, u64)> = {
-        let is_lost = |heap: &Heap| lost.iter().any(|driver| Arc::ptr_eq(driver, &heap.driver));
-        let ended = known.heaps.extract_if(.., |start, heap| is_in(start, heap) && is_lost(heap));
-        ended.map(|(start, heap)| (start, heap.bytes)).collect()
-    };
+    let mut ended = Vec::new();
+    known.heaps.retain(|start, heap| {
+        let is_lost = is_in(start, heap) && lost.iter().any(|driver| Arc::ptr_eq(driver, &heap.driver));
+        ended.extend(is_lost.then_some((*start, heap.bytes)));
+        !is_lost
+    });
     for (start, bytes) in ended {
         known.remove_blocks(start, bytes);
     }

@@ -175,13 +175,13 @@ pub(crate) const OPERATIONS: &[Operation] = &[
         let pool = exportable(stage)?;
         on_stage(stage, move |stage| import(stage, &pool).map(drop))
     }),
+    // A pool remembers that the driver permits no export, so each call has a new pool.
     Operation::new("MemoryPool::export_fabric", |stage| {
-        let pool = of_fabric(stage)?;
-        act(move || pool.export_fabric().map(drop))
+        on_stage(stage, |stage| of_fabric(stage)?.export_fabric().map(drop))
     }),
     Operation::new("MemoryPool::import_fabric", |stage| {
-        let pool = of_fabric(stage)?;
-        on_stage(stage, move |stage| {
+        on_stage(stage, |stage| {
+            let pool = of_fabric(stage)?;
             let driver = HookedDriver::in_another_process(stage.driver(), DeviceId::sim(9_999));
             // SAFETY: nothing is imported from the pool.
             unsafe { MemoryPool::import_fabric(driver, &pool.export_fabric()?) }.map(drop)
