@@ -1,9 +1,11 @@
 //! A driver that runs other code in the middle of a call. It reproduces one interleaving of two threads on a
 //! single thread, which is the same in each run.
 
+mod order;
+
 use std::fmt;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -15,6 +17,9 @@ use millpond_core::driver::{
 };
 use millpond_core::{DeviceId, DevicePtr, DriverError, Layout, StreamId, StreamRef};
 use parking_lot::Mutex;
+
+pub use order::OrderCall;
+use order::Watcher;
 
 /// Forwards calls to a driver. Runs a closure once, before or after a chosen call.
 ///
@@ -65,6 +70,7 @@ pub struct HookedDriver {
     is_late: AtomicBool,
     keeps_modes: AtomicBool,
     queries: AtomicU64,
+    watcher: OnceLock<Watcher>,
 }
 
 /// The closure to run at one place, if any.
@@ -116,6 +122,20 @@ impl HookedDriver {
     /// returns.
     pub fn after_synchronize(&self, hook: impl FnOnce() + Send + 'static) {
         self.after_synchronize.set(hook);
+    }
+
+    /// Calls the watcher from now on, after each call that orders work.
+    ///
+    /// # Panics
+    /// If there is a watcher already.
+    pub fn watch_order(&self, watcher: impl Fn(OrderCall) + Send + Sync + 'static) {
+        assert!(self.watcher.set(Box::new(watcher)).is_ok(), "the driver has a watcher");
+    }
+
+    fn tell(&self, has_succeeded: bool, call: OrderCall) {
+        if let Some(watcher) = self.watcher.get().filter(|_| has_succeeded) {
+            watcher(call);
+        }
     }
 
     /// Gives the next created pool this handle, which a destroyed pool may have had.
@@ -198,6 +218,7 @@ impl HookedDriver {
             is_late: AtomicBool::new(false),
             keeps_modes: AtomicBool::new(false),
             queries: AtomicU64::new(0),
+            watcher: OnceLock::new(),
         })
     }
 
@@ -334,12 +355,14 @@ impl Driver for HookedDriver {
     fn synchronize_beside_captures(&self) -> DriverResult<bool> {
         self.before_synchronize.run();
         let answer = self.inner.synchronize_beside_captures();
+        self.tell(matches!(answer, Ok(true)), OrderCall::Synchronized);
         self.after_synchronize.run();
         answer
     }
 
     fn stream_wait_event(&self, stream: StreamRef, event: Event) -> DriverResult<()> {
         let answer = self.inner.stream_wait_event(stream, event);
+        self.tell(answer.is_ok(), OrderCall::Waits(stream, event));
         self.after_wait.run();
         answer
     }
@@ -356,14 +379,18 @@ impl Driver for HookedDriver {
 
     fn event_record(&self, event: Event, stream: StreamRef) -> DriverResult<()> {
         self.before_record.run();
-        self.inner.event_record(event, stream)
+        let answer = self.inner.event_record(event, stream);
+        self.tell(answer.is_ok(), OrderCall::Recorded(event, stream));
+        answer
     }
 
     fn event_record_if_alive(&self, event: Event, stream: StreamRef) -> DriverResult<bool> {
         if self.foreign.lock().contains(&stream.id()) {
             return Ok(false);
         }
-        self.inner.event_record_if_alive(event, stream)
+        let answer = self.inner.event_record_if_alive(event, stream);
+        self.tell(matches!(answer, Ok(true)), OrderCall::Recorded(event, stream));
+        answer
     }
 
     unsafe fn mem_unmap(&self, ptr: DevicePtr, bytes: u64) -> DriverResult<()> {
@@ -467,14 +494,22 @@ impl Driver for HookedDriver {
     fn event_query(&self, event: Event) -> DriverResult<bool> {
         self.before_query.run();
         if self.is_quiet.load(Ordering::Relaxed) {
-            return self.inner.event_synchronize(event).map(|()| true);
+            return self.event_synchronize(event).map(|()| true);
         }
         if self.is_late.load(Ordering::Relaxed)
             && self.queries.fetch_add(1, Ordering::Relaxed).is_multiple_of(2)
         {
             return Ok(false);
         }
-        self.inner.event_query(event)
+        let answer = self.inner.event_query(event);
+        self.tell(matches!(answer, Ok(true)), OrderCall::Reached(event));
+        answer
+    }
+
+    fn event_synchronize(&self, event: Event) -> DriverResult<()> {
+        let answer = self.inner.event_synchronize(event);
+        self.tell(answer.is_ok(), OrderCall::Reached(event));
+        answer
     }
 
     fn virtual_time_ns(&self) -> Option<u64> {
@@ -524,7 +559,6 @@ impl Driver for HookedDriver {
         fn stream_query(stream: StreamRef) -> DriverResult<bool>;
         fn stream_capture_id(stream: StreamRef) -> DriverResult<Option<u64>>;
         fn event_create(flags: EventFlags) -> DriverResult<Event>;
-        fn event_synchronize(event: Event) -> DriverResult<()>;
         fn ipc_get_mem_handle(ptr: DevicePtr) -> DriverResult<IpcMemHandle>;
         fn ipc_open_mem_handle(handle: &IpcMemHandle) -> DriverResult<DevicePtr>;
     }

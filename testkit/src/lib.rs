@@ -36,8 +36,6 @@ pub mod hooked;
 pub mod layer_docs;
 pub mod misuse_recorder;
 pub mod mock;
-#[cfg(test)]
-mod order_model;
 pub mod own_process;
 pub mod program;
 pub mod race;

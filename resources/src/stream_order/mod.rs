@@ -6,6 +6,8 @@
 //! that epoch or before.
 
 pub(crate) mod backlog;
+#[cfg(all(test, not(millpond_loom)))]
+pub(crate) mod checker;
 mod reuse;
 pub(crate) mod streams;
 

@@ -42,6 +42,7 @@ impl StreamCell {
 
 /// The state of one stream.
 #[derive(Debug)]
+#[cfg_attr(test, derive(Clone))]
 pub(crate) struct Slot {
     pub(crate) id: StreamId,
     pub(crate) stream: StreamRef,
@@ -121,6 +122,7 @@ impl Slot {
 /// An unfinished record of a stream's event; see [`Slot::pending_record`]. The table keeps the stream
 /// meanwhile.
 #[derive(Debug)]
+#[cfg_attr(test, derive(Clone))]
 #[must_use]
 pub(crate) struct PendingRecord {
     pub(crate) id: StreamId,
@@ -140,6 +142,7 @@ fn raise(known: &mut Vec<(Owner, Epoch)>, owner: Owner, epoch: Epoch) {
 /// The streams of a pool, each with an [`Owner`] number. When new streams come, the table forgets streams
 /// that own no free block, so that a million short-lived streams do not fill it.
 #[derive(Debug, Default)]
+#[cfg_attr(test, derive(Clone))]
 pub(crate) struct Streams {
     /// Indexed by owner. `None` at [`ANY_STREAM`] and for forgotten streams.
     slots: Vec<Option<Slot>>,
@@ -322,6 +325,32 @@ impl Streams {
         let mut events = std::mem::take(&mut self.spare_events);
         events.extend(self.iter_mut().filter_map(|(_, slot)| slot.event.take()));
         events
+    }
+}
+
+/// For the comparison with the model (`pool/central/tie/`).
+#[cfg(all(test, not(millpond_loom)))]
+impl Streams {
+    /// Returns a table of its own with the same contents.
+    pub(crate) fn copy(&self) -> Self {
+        let mut copy = self.clone();
+        for (_, slot) in copy.iter_mut() {
+            let (epoch, record_requested) = (slot.epoch().into(), slot.cell.is_record_requested().into());
+            slot.cell = Arc::new(StreamCell { owner: slot.cell.owner, epoch, record_requested });
+        }
+        copy
+    }
+
+    /// Lets the next sweep forget idle streams, however few there are.
+    pub(crate) fn sweep_soon(&mut self) {
+        self.sweep_at = 0;
+    }
+}
+
+#[cfg(all(test, not(millpond_loom)))]
+impl Slot {
+    pub(crate) fn pending_records(&self) -> u32 {
+        self.pending_records
     }
 }
 

@@ -1,6 +1,6 @@
 //! Mistakes in the pool itself. Each is one change of its source, and the programs and races of
-//! `resources/tests/it/` (`programs.rs`, `interruptions.rs` or `crowds.rs`) must find it within their few
-//! seconds.
+//! `resources/tests/it/` (`programs.rs`, `interruptions.rs` or `crowds.rs`) or the comparison with the model
+//! of stream order must find it within their few seconds.
 //!
 //! Every test run checks that the changes can still be made. If `MILLPOND_MUSEUM` is set, a test also makes
 //! them, in a copy of the sources below the build folder. It builds the copy once, with every mistake behind
@@ -13,9 +13,12 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Instant;
 
+/// What the comparison with the model (`resources/src/pool/central/tie/`) says.
+const DIFFERS: &str = "the pool and the model differ";
+
 /// A change of one place in a file of `resources/src/`, and a text from the run that finds it.
 struct Mistake {
-    /// The tests that find it: a file of `resources/tests/it/`.
+    /// The tests that find it: a file of `resources/tests/it/`, or `tie`.
     test: &'static str,
     name: &'static str,
     file: &'static str,
@@ -247,6 +250,104 @@ const MISTAKES: &[Mistake] = &[
         "Device(",
     )
     .found_by("crowds"),
+    mistake(
+        "RMM's issue 2489: an event also covers what its stream waited for after the record",
+        "pool/central/collect.rs",
+        "let (seen, recorded_ns) = (slot.recorded_seen.clone(), slot.recorded_ns);",
+        "let seen = if WRONG { slot.seen().collect() } else { slot.recorded_seen.clone() };\n    \
+         let recorded_ns = slot.recorded_ns;",
+        DIFFERS,
+    )
+    .found_by("tie"),
+    mistake(
+        "a record has the order of the moment when it is noted",
+        "stream_order/streams.rs",
+        "slot.recorded_seen = pending_record.seen;",
+        "slot.recorded_seen = if WRONG { slot.seen.clone() } else { pending_record.seen };",
+        DIFFERS,
+    )
+    .found_by("tie"),
+    mistake(
+        "the record of an event that is not kept counts",
+        "stream_order/streams.rs",
+        "let recorded = recorded && is_its_event;",
+        "let recorded = recorded && (WRONG || is_its_event);",
+        DIFFERS,
+    )
+    .found_by("tie"),
+    mistake(
+        "a query's answer counts for a record that came after it",
+        "pool/central/collect.rs",
+        "            let epoch = recorded.donor.epoch;\n            let is_all",
+        "            let latest = slot.recorded_epoch.filter(|_| WRONG).unwrap_or(0);\n            \
+         let epoch = recorded.donor.epoch.max(latest);\n            let is_all",
+        DIFFERS,
+    )
+    .found_by("tie"),
+    mistake(
+        "decay disowns the blocks of an epoch that is not over",
+        "pool/central/incremental.rs",
+        "self.heaps.disown_step(owner, recorded.donor.epoch, at)",
+        "self.heaps.disown_step(owner, if WRONG { u64::MAX } else { recorded.donor.epoch }, at)",
+        DIFFERS,
+    )
+    .found_by("tie"),
+    mistake(
+        "a wait for the device covers frees during it",
+        "pool/central/release.rs",
+        "heaps.disown(None, owner, donor.epoch);",
+        "heaps.disown(None, owner, if WRONG { u64::MAX } else { donor.epoch });",
+        DIFFERS,
+    )
+    .found_by("tie"),
+    mistake(
+        "a wait for the device keeps a record that it covers",
+        "pool/central/release.rs",
+        "slot.recorded_epoch.is_some_and(|epoch| epoch <= donor.epoch)",
+        "!WRONG && slot.recorded_epoch.is_some_and(|epoch| epoch <= donor.epoch)",
+        DIFFERS,
+    )
+    .found_by("tie"),
+    mistake(
+        "a stream is forgotten while a thread holds an event",
+        "pool/central/collect.rs",
+        "if !turns.is_alone() {",
+        "if !WRONG && !turns.is_alone() {",
+        DIFFERS,
+    )
+    .found_by("tie"),
+    mistake(
+        "a stream is forgotten while a record is pending",
+        "stream_order/streams.rs",
+        "self.slots.iter().flatten().any(is_pending)",
+        "!WRONG && self.slots.iter().flatten().any(is_pending)",
+        DIFFERS,
+    )
+    .found_by("tie"),
+    mistake(
+        "a forgotten stream's number stays in what events cover",
+        "stream_order/streams.rs",
+        "slot.recorded_seen.retain(|(owner, _)| !gone.contains(owner));",
+        "slot.recorded_seen.retain(|(owner, _)| WRONG || !gone.contains(owner));",
+        DIFFERS,
+    )
+    .found_by("tie"),
+    mistake(
+        "a wait is noted, and is not submitted",
+        "pool/central/act.rs",
+        "= self.driver.stream_wait_event(stream, event.event)",
+        "= if WRONG { Ok(()) } else { self.driver.stream_wait_event(stream, event.event) }",
+        DIFFERS,
+    )
+    .found_by("tie::programs"),
+    mistake(
+        "an event counts as reached before it is",
+        "pool/central/collect.rs",
+        "if !self.is_reached(&recorded)? {",
+        "if !self.is_reached(&recorded)? && !WRONG {",
+        DIFFERS,
+    )
+    .found_by("tie::programs"),
 ];
 
 /// Added to the copy's `resources/src/lib.rs`: the switch of each mistake. Mistake 0 is none.
@@ -327,7 +428,7 @@ impl Copy {
     fn cargo_test(&self, mistake: usize, arguments: &[&str]) -> Run {
         let mut cargo = Command::new(env!("CARGO"));
         cargo
-            .args(["test", "--locked", "-p", "millpond-resources", "--test", "it"])
+            .args(["test", "--locked", "-p", "millpond-resources", "--lib", "--test", "it"])
             .args(arguments)
             .current_dir(&self.sources)
             .env("CARGO_TARGET_DIR", &self.target)

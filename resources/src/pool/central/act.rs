@@ -90,10 +90,8 @@ impl<R: DeviceMemoryResource> Central<R> {
     /// Returns the next step.
     fn decide(&self, slow: &mut SlowRequest, step: Step, answer: Answer) -> Step {
         let mut state = self.state.lock();
-        // No thread uses the events of the forgotten streams, since only a call here or a pending record
-        // would.
-        if matches!(step, Step::Look) && self.turns.is_alone() {
-            state.forget_idle_streams();
+        if matches!(step, Step::Look) {
+            state.forget_idle_streams(&self.turns);
         }
         let next = state.next(slow, step, answer);
         slow.flushed = std::mem::take(&mut state.heaps.flushed);

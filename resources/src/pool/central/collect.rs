@@ -12,7 +12,9 @@ use millpond_core::driver::{CaptureModeGuard, Event, EventFlags, is_capturing, r
 use millpond_core::{DriverError, Error, Result, StreamId, StreamRef};
 
 use crate::heap::request::Request;
+use crate::pool::central::observe::observe;
 use crate::pool::central::trace::event;
+use crate::pool::central::turns::Turns;
 use crate::pool::central::{CentralCore, State};
 use crate::stream_order::backlog::Backlog;
 use crate::stream_order::streams::{PendingRecord, Slot};
@@ -43,18 +45,19 @@ pub(crate) struct RecordedEvent {
 
 /// A record of a donor's event that is under way, and its outcome.
 #[derive(Debug)]
+#[cfg_attr(test, derive(Clone))]
 pub(crate) struct Record {
-    pending: PendingRecord,
+    pub(super) pending: PendingRecord,
     donor: Donor,
     stream: StreamRef,
     recorded_ns: u64,
     /// Whether the stream's own next call makes the record if this one does not.
     may_be_left: bool,
-    outcome: Outcome,
+    pub(super) outcome: Outcome,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Outcome {
+pub(super) enum Outcome {
     Recorded,
     /// The stream may be destroyed, or captures a graph: its own next call makes the record.
     LeftToStream,
@@ -145,8 +148,7 @@ impl State {
     fn inquire_of(&mut self, donors: Vec<Donor>, later: Vec<Donor>, may_stay: bool) -> Inquiry {
         let mut inquiry = Inquiry { later, may_stay, ..Inquiry::default() };
         for donor in donors {
-            let slot = self.streams.find_mut(donor.id);
-            match slot.and_then(|(_, slot)| last_recorded_event(slot, donor)) {
+            match self.pick(donor) {
                 Some(recorded) => inquiry.known.push((recorded, donor.epoch)),
                 None => self.begin_in(&mut inquiry, donor),
             }
@@ -168,6 +170,7 @@ impl State {
         if let Some(recorded) = last_recorded_event(slot, donor)
             && recorded.donor.epoch >= donor.epoch
         {
+            observe!(self, picked, self, &recorded);
             return Begun::Recorded(recorded);
         }
         if slot.id.is_per_thread() && slot.id != StreamRef::PER_THREAD.id() {
@@ -175,15 +178,39 @@ impl State {
             return Begun::Left;
         }
         let (mut pending, stream) = (slot.pending_record(), slot.stream);
+        observe!(self, begun, self, &pending);
         pending.event = pending.event.or_else(|| self.streams.take_spare_event());
         Begun::Pending(Record::new(pending, stream, donor))
+    }
+
+    /// Returns a pending record for the stream's call, if another stream requested one.
+    pub(super) fn take_requested_record(&mut self, owner: Owner) -> Option<PendingRecord> {
+        let pending = self.streams.slot_mut(owner).take_requested_record()?;
+        observe!(self, begun, self, &pending);
+        Some(pending)
+    }
+
+    /// Forgets streams that own no free block, once there are many, if the caller's call is the only one.
+    pub(super) fn forget_idle_streams(&mut self, turns: &Turns) {
+        // No thread uses the events of the forgotten streams, since only a call on the slow path or a pending
+        // record would.
+        if !turns.is_alone() {
+            return;
+        }
+        let Self { heaps, streams, .. } = self;
+        streams.sweep(|owner| heaps.free_bytes(None, owner));
+        heaps.set_streams(streams.len());
+        observe!(self, forgot, self);
     }
 
     /// Ends a record; returns its event if it was made.
     pub(crate) fn settle(&mut self, record: Record) -> Option<RecordedEvent> {
         let recorded = record.recorded_event();
         let Record { pending, donor, recorded_ns, outcome, .. } = record;
+        #[cfg(all(test, not(millpond_loom)))]
+        let (epoch, has_event) = (pending.epoch, pending.event.is_some());
         let is_recorded = self.streams.settle(pending, recorded.is_some(), recorded_ns);
+        observe!(self, settled, self, Donor { epoch, ..donor }, recorded.is_some(), has_event);
         if outcome == Outcome::LeftToStream
             && let Some((_, slot)) = self.streams.find_mut(donor.id)
         {
@@ -209,6 +236,7 @@ impl State {
             return Err(error);
         }
         inquiry.known.clear();
+        observe!(self, learned);
         for donor in std::mem::take(&mut inquiry.uncovered) {
             self.begin_in(&mut inquiry, donor);
         }
@@ -225,6 +253,21 @@ impl State {
         Ok((!fits && !later.is_empty()).then(|| self.inquire_of(later, Vec::new(), inquiry.may_stay)))
     }
 
+    /// Forgets a stream's recorded event.
+    pub(super) fn skip(&mut self, donor: StreamId) {
+        if let Some((_, slot)) = self.streams.find_mut(donor) {
+            slot.recorded_epoch = None;
+        }
+        observe!(self, skipped, self, donor);
+    }
+
+    /// Returns a stream's last recorded event.
+    pub(super) fn pick(&mut self, donor: Donor) -> Option<RecordedEvent> {
+        let recorded = last_recorded_event(self.streams.find_mut(donor.id)?.1, donor)?;
+        observe!(self, picked, self, &recorded);
+        Some(recorded)
+    }
+
     /// Makes the blocks that a reached event covers unowned; with a request, only the ones that could serve
     /// it.
     pub(crate) fn complete(&mut self, recorded: &RecordedEvent, request: Option<&Request>) {
@@ -235,6 +278,7 @@ impl State {
             if is_all && slot.recorded_epoch == Some(epoch) {
                 slot.recorded_epoch = None;
             }
+            observe!(self, completed, self, recorded, is_all);
         }
     }
 }
@@ -252,7 +296,7 @@ impl Record {
     }
 
     /// Returns the event, if it was recorded.
-    fn recorded_event(&self) -> Option<RecordedEvent> {
+    pub(super) fn recorded_event(&self) -> Option<RecordedEvent> {
         let PendingRecord { epoch, seen, event, .. } = &self.pending;
         let event = event.filter(|_| self.outcome == Outcome::Recorded)?;
         let donor = Donor { epoch: *epoch, ..self.donor };
@@ -332,7 +376,7 @@ impl CentralCore {
 
     /// Makes a record. `stream` is the stream of the call in progress, if there is one, and is certainly
     /// alive. On another thread's stream, an event is recorded only while that stream is alive.
-    fn record(&self, record: &mut Record, stream: Option<StreamRef>) -> Result<()> {
+    pub(super) fn record(&self, record: &mut Record, stream: Option<StreamRef>) -> Result<()> {
         let id = record.pending.id;
         let create = || self.driver.event_create(EventFlags::default());
         let done = record.pending.event.map_or_else(create, Ok).and_then(|event| {
@@ -391,8 +435,7 @@ impl CentralCore {
         if let Some(recorded) = self.recorded_event_of(donor, stream)? {
             return Ok(Some(recorded));
         }
-        let mut state = self.state.lock();
-        Ok(state.streams.find_mut(donor.id).and_then(|(_, slot)| last_recorded_event(slot, donor)))
+        Ok(self.state.lock().pick(donor))
     }
 
     /// Records the calling stream's event that another stream requested.
@@ -422,9 +465,7 @@ impl CentralCore {
         if self.health.is_lost() {
             return Err(Error::from(error).on_device(self.driver.device()));
         }
-        if let Some((_, slot)) = self.state.lock().streams.find_mut(donor) {
-            slot.recorded_epoch = None;
-        }
+        self.state.lock().skip(donor);
         event!(
             self, WARN,
             "continuing without the free blocks of another stream", call = error.call(), %error

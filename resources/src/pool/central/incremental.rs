@@ -7,9 +7,21 @@
 use millpond_core::{Result, StreamId};
 
 use crate::heap::request::Cursor;
-use crate::pool::central::collect::Donor;
+use crate::pool::central::collect::{Donor, RecordedEvent};
+use crate::pool::central::observe::observe;
 use crate::pool::central::{CentralCore, State};
 use crate::store::Returning;
+
+impl State {
+    /// Makes some of the blocks that a reached event covers unowned.
+    pub(super) fn disown_step(&mut self, recorded: &RecordedEvent, at: &mut Cursor) {
+        match self.streams.find_mut(recorded.donor.id) {
+            Some((owner, _)) => self.heaps.disown_step(owner, recorded.donor.epoch, at),
+            None => at.is_at_end = true,
+        }
+        observe!(self, disowned, self, recorded);
+    }
+}
 
 impl CentralCore {
     /// Makes completed blocks unowned, stream by stream.
@@ -56,10 +68,7 @@ impl CentralCore {
         let mut at = Cursor::default();
         while !at.is_at_end {
             // While the caller is on the slow path, no thread closes the resource or forgets the stream.
-            let mut state = self.state.lock();
-            let State { heaps, streams, .. } = &mut *state;
-            let Some((owner, _)) = streams.find_mut(id) else { return Ok(()) };
-            heaps.disown_step(owner, recorded_event.donor.epoch, &mut at);
+            self.state.lock().disown_step(&recorded_event, &mut at);
         }
         Ok(())
     }

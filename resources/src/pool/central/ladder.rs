@@ -13,6 +13,7 @@ use crate::heap::request::{Request, Whose};
 use crate::pool::central::State;
 use crate::pool::central::collect::{Donor, RecordedEvent};
 use crate::pool::central::device_books::Reading;
+use crate::pool::central::observe::observe;
 use crate::pool::central::steps::{Answer, Look, Rung, SlowRequest, Step};
 use crate::pool::heaps::Reclaim;
 use crate::store::{NoMemory, Returning, Task, Try};
@@ -72,7 +73,7 @@ impl State {
             Rung::Short => {
                 slow.reading = None;
                 self.heaps.set_short(true);
-                self.heaps.reclaim(None, Reclaim::All);
+                self.reclaim(None, Reclaim::All);
                 self.take(slow)
             }
             Rung::Completed if may_wait && self.rules.reuse.completed => self.collect(&request, false),
@@ -150,7 +151,7 @@ impl State {
             }
             if is_impossible || is_beyond_device {
                 slow.told = Some("the request is larger than the pool can ever be");
-                self.heaps.reclaim(None, Reclaim::Everything);
+                self.reclaim(None, Reclaim::Everything);
                 return Some(Step::Refuse(NoMemory::Impossible(reading.and_then(|reading| reading.info))));
             }
         }
@@ -176,8 +177,15 @@ impl State {
     fn flush_and_take(&mut self, slow: &mut SlowRequest, how: Reclaim) -> Option<Step> {
         // The driver may refuse to grow during a capture, so all caches are flushed before.
         let only_for = (!slow.is_capturing).then_some(&slow.request);
-        slow.has_flushed = self.heaps.reclaim(only_for, how);
+        slow.has_flushed = self.reclaim(only_for, how);
         if slow.has_flushed { self.take(slow) } else { None }
+    }
+
+    /// Takes blocks back from the threads' caches; returns whether there were any.
+    fn reclaim(&mut self, request: Option<&Request>, how: Reclaim) -> bool {
+        let any = self.heaps.reclaim(request, how);
+        observe!(self, freed, self);
+        any
     }
 
     /// Asks which work of other streams is done, if their blocks could serve. It also asks during a backlog,
@@ -376,11 +384,18 @@ impl State {
             self.complete(event, Some(&slow.request));
             return self.take(slow);
         }
-        let (donor, _) = self.streams.find_mut(event.donor.id)?;
-        self.streams.waited(slow.owner, donor, event.donor.epoch, &event.seen);
+        let donor = self.note_wait(slow.owner, event)?;
         let taken = self.heaps.take(Whose::Of(donor, event.donor.epoch), &slow.request)?;
         self.ladder.waited += 1;
         Some(Step::Served(taken.ptr(), None))
+    }
+
+    /// Notes that a stream waits for a recorded event. Returns the event's stream, unless it is forgotten.
+    pub(super) fn note_wait(&mut self, waiter: Owner, event: &RecordedEvent) -> Option<Owner> {
+        let (donor, _) = self.streams.find_mut(event.donor.id)?;
+        self.streams.waited(waiter, donor, event.donor.epoch, &event.seen);
+        observe!(self, noted_wait, self, event);
+        Some(donor)
     }
 
     /// Takes a block after the pool waited for all streams.
@@ -397,7 +412,7 @@ impl State {
 
     /// Tries the waits again, a few times, while any stream has a block that fits.
     fn retry(&mut self, slow: &mut SlowRequest) -> Option<Step> {
-        self.heaps.reclaim(None, Reclaim::All);
+        self.reclaim(None, Reclaim::All);
         if slow.retries == RETRIES as usize || slow.is_capturing || !self.any_fits(&slow.request) {
             return None;
         }

@@ -62,6 +62,7 @@ mod collect;
 mod device_books;
 mod incremental;
 mod ladder;
+mod observe;
 mod oom_report;
 mod peer_access;
 mod peer_pool;
@@ -73,6 +74,8 @@ mod shutdown;
 mod steps;
 #[cfg(test)]
 mod tests;
+#[cfg(all(test, not(millpond_loom)))]
+mod tie;
 mod trace;
 mod turns;
 
@@ -86,6 +89,7 @@ use crate::block_map::BlockEntry;
 use crate::driver_memory::CudaMemoryResource;
 use crate::heap::request::{Request, Whose};
 use crate::pool::central::device_books::{Device, Returns};
+use crate::pool::central::observe::observe;
 use crate::pool::central::turns::Turns;
 use crate::pool::checked::Checked;
 use crate::pool::heaps::Heaps;
@@ -134,6 +138,8 @@ pub(crate) struct CentralCore {
     origin: Origin,
     /// The memory checker that is attached to the process.
     pub(crate) checked: Option<Checked>,
+    #[cfg(all(test, not(millpond_loom)))]
+    follower: Option<tie::follow::Shared>,
 }
 
 /// The options of a pool and the traits of its upstream that its ladder depends on.
@@ -223,20 +229,16 @@ pub(crate) struct State {
     backlog: Backlog,
     /// The resource was dropped, and all its memory returned.
     is_closed: bool,
+    #[cfg(all(test, not(millpond_loom)))]
+    follower: Option<tie::follow::Shared>,
 }
 
 impl State {
     fn owner_of(&mut self, stream: StreamRef) -> Owner {
         let owner = self.streams.owner_of(stream);
         self.heaps.set_streams(self.streams.len());
+        observe!(self, met, self);
         owner
-    }
-
-    /// Forgets streams that own no free block, once there are many.
-    fn forget_idle_streams(&mut self) {
-        let Self { heaps, streams, .. } = self;
-        streams.sweep(|owner| heaps.free_bytes(None, owner));
-        heaps.set_streams(streams.len());
     }
 
     /// Takes a block by a step that makes no driver call.
@@ -358,6 +360,8 @@ impl<R: DeviceMemoryResource> Central<R> {
             has_peers: is_over_device,
         };
         let name = Name::new(format!("{upstream}+{layer}"));
+        #[cfg(all(test, not(millpond_loom)))]
+        let follower = tie::follow::wanted();
         let state = State {
             rules,
             heaps,
@@ -365,6 +369,8 @@ impl<R: DeviceMemoryResource> Central<R> {
             ladder: LadderCounts::default(),
             backlog: Backlog::default(),
             is_closed: false,
+            #[cfg(all(test, not(millpond_loom)))]
+            follower: follower.clone(),
         };
         let core = Arc::new(CentralCore {
             admits_peers: state.heaps.admits_peers(),
@@ -380,6 +386,8 @@ impl<R: DeviceMemoryResource> Central<R> {
             turns: Turns::default(),
             misuses: AtomicU64::new(0),
             origin: Origin::here(),
+            #[cfg(all(test, not(millpond_loom)))]
+            follower,
         });
         if let Some(device) = &core.device {
             let peer_pool: Weak<CentralCore> = Arc::downgrade(&core);
@@ -417,6 +425,7 @@ impl<R: DeviceMemoryResource> Central<R> {
             let mut state = self.state.lock();
             if let (Some(entry), Some(cell)) = (evicted, cell) {
                 state.heaps.free_cached(entry, cell);
+                observe!(self, freed, &state);
             }
             if self.health.is_lost() {
                 drop(state);
@@ -429,7 +438,7 @@ impl<R: DeviceMemoryResource> Central<R> {
             match state.take_ready(owner, &request) {
                 None => state.slow_request(request, stream),
                 Some(ptr) => {
-                    let requested_record = state.streams.slot_mut(owner).take_requested_record();
+                    let requested_record = state.take_requested_record(owner);
                     let has_excess = !state.backlog.is_long() && state.heaps.has_excess();
                     drop(state);
                     self.after_allocation(ptr, &request, stream, requested_record, has_excess);
@@ -492,7 +501,7 @@ impl<R: DeviceMemoryResource> Central<R> {
                 self.refuse(kind, ptr, layout, stream, name);
                 return false;
             }
-            slot.take_requested_record()
+            state.take_requested_record(owner)
         };
         if let Some(pending_record) = requested_record {
             self.record_for_others(pending_record, stream);

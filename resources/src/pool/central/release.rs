@@ -6,10 +6,12 @@ use millpond_core::{DeviceMemoryResource, Error, Layout, Result, StreamRef};
 
 use crate::heap::request::Request;
 use crate::pool::central::collect::Donor;
+use crate::pool::central::observe::observe;
 use crate::pool::central::trace::event;
 use crate::pool::central::{Central, CentralCore, State};
 use crate::pool::heaps::Reclaim;
 use crate::store::{ReturnedRegions, Returning, Task};
+use crate::stream_order::streams::Slot;
 use crate::tuning::CALLS_PER_RELEASE;
 use millpond_core::trim_upstream;
 
@@ -17,6 +19,29 @@ impl State {
     /// Returns the free bytes that streams own; with a request, only the bytes that could serve it.
     pub(crate) fn owned_free_bytes(&self, request: Option<&Request>) -> u64 {
         self.streams.iter().map(|(owner, _)| self.heaps.free_bytes(request, owner)).sum()
+    }
+
+    /// Ends the epochs of all streams, before a wait for the device; returns them.
+    pub(super) fn end_epochs(&mut self) -> Vec<Donor> {
+        let donor = |(_, slot): (_, &mut Slot)| Donor { id: slot.id, epoch: slot.end_epoch(), bytes: 0 };
+        let donors: Vec<Donor> = self.streams.iter_mut().map(donor).collect();
+        observe!(self, ended_epochs, self, &donors);
+        donors
+    }
+
+    /// Makes the blocks of ended epochs unowned, after the device has done all work.
+    pub(super) fn device_done(&mut self, covered: &[Donor]) {
+        let Self { heaps, streams, .. } = self;
+        for donor in covered {
+            if let Some((owner, slot)) = streams.find_mut(donor.id) {
+                slot.set_record_requested(false);
+                if slot.recorded_epoch.is_some_and(|epoch| epoch <= donor.epoch) {
+                    slot.recorded_epoch = None;
+                }
+                heaps.disown(None, owner, donor.epoch);
+            }
+        }
+        observe!(self, device_done, self);
     }
 }
 
@@ -77,11 +102,7 @@ impl CentralCore {
     /// Waits for the whole device, unless a capture is in progress. Returns whether it waited. Then all
     /// blocks that were free before are unowned.
     pub(crate) fn wait_for_device(&self) -> Result<bool> {
-        let covered: Vec<Donor> = {
-            let mut state = self.state.lock();
-            let donors = state.streams.iter_mut();
-            donors.map(|(_, slot)| Donor { id: slot.id, epoch: slot.end_epoch(), bytes: 0 }).collect()
-        };
+        let covered = self.state.lock().end_epochs();
         let watch = self.watch();
         let span = self.span("synchronize", 0, StreamRef::LEGACY);
         let waited = span.in_scope(|| self.driver.synchronize_beside_captures());
@@ -90,17 +111,7 @@ impl CentralCore {
             return Ok(false);
         }
         self.trace_synchronize(&watch);
-        let mut state = self.state.lock();
-        let State { heaps, streams, .. } = &mut *state;
-        for donor in covered {
-            if let Some((owner, slot)) = streams.find_mut(donor.id) {
-                slot.set_record_requested(false);
-                if slot.recorded_epoch.is_some_and(|epoch| epoch <= donor.epoch) {
-                    slot.recorded_epoch = None;
-                }
-                heaps.disown(None, owner, donor.epoch);
-            }
-        }
+        self.state.lock().device_done(&covered);
         Ok(true)
     }
 

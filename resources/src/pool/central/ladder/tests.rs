@@ -54,6 +54,8 @@ impl Setup {
             ladder: LadderCounts::default(),
             backlog: Backlog::default(),
             is_closed: false,
+            #[cfg(not(millpond_loom))]
+            follower: None,
         };
         Self { state, script, next_base: 1 << 40, peers_asked: 0 }
     }

@@ -16,7 +16,7 @@ fn is_of(block: &Block, stream: Id, upto: Epoch) -> bool {
 
 impl State {
     /// Returns the part of the invariant that is broken.
-    pub(super) fn broken(&self) -> Option<&'static str> {
+    pub(crate) fn broken(&self) -> Option<&'static str> {
         self.broken_epoch().or_else(|| self.blocks.iter().find_map(|block| self.broken_at(block)))
     }
 
@@ -82,7 +82,7 @@ impl State {
     }
 
     /// Returns the broken part about epochs: only the present epoch of a known stream can have more frees.
-    pub(super) fn broken_epoch(&self) -> Option<&'static str> {
+    pub(crate) fn broken_epoch(&self) -> Option<&'static str> {
         let is_over = |epochs: &Epochs| {
             (0..STREAMS).all(|stream| epochs[stream] == 0 || epochs[stream] < self.streams[stream].epoch)
         };

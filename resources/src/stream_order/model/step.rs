@@ -6,10 +6,16 @@ use super::{
 };
 
 /// Returns every action of this scale, possible or not.
-pub(super) fn actions(scale: Scale) -> Vec<Action> {
-    let mut all = vec![Action::Sweep];
+pub(crate) fn actions(scale: Scale) -> Vec<Action> {
+    let mut all = Vec::new();
     for stream in 0..scale.streams {
-        all.extend([Action::Skip { stream }, Action::Destroy { stream }, Action::Create { stream }]);
+        all.extend([
+            Action::Sweep { stream },
+            Action::Meet { stream },
+            Action::Skip { stream },
+            Action::Destroy { stream },
+            Action::Create { stream },
+        ]);
         for block in 0..scale.blocks {
             all.extend([Action::Free { block, stream }, Action::Take { block, stream }]);
         }
@@ -26,6 +32,7 @@ pub(super) fn actions(scale: Scale) -> Vec<Action> {
         all.extend([
             Action::MakeRecord { thread },
             Action::Settle { thread },
+            Action::Leave { thread },
             Action::Query { thread },
             Action::Complete { thread },
             Action::NoteWait { thread },
@@ -34,6 +41,7 @@ pub(super) fn actions(scale: Scale) -> Vec<Action> {
             Action::MakeDevice { thread },
             Action::EndDevice { thread },
         ]);
+        all.extend((0..scale.blocks).map(|block| Action::Disown { thread, block }));
     }
     all
 }
@@ -45,24 +53,34 @@ fn raise(known: &mut Epochs, stream: Id, epoch: Epoch) {
 
 impl State {
     /// All blocks are live and without work, and the pool knows no stream.
-    pub(super) const START: Self =
+    pub(crate) const START: Self =
         Self { streams: [Stream::NEW; STREAMS], calls: [Call::Idle; THREADS], blocks: [Block::NEW; BLOCKS] };
 
     /// Returns the state after an action, with a mistake in the pool, a layer or the program if one is given.
     /// `None` if the action is not possible.
-    pub(super) fn after(&self, action: Action, scale: Scale, mistake: Option<Mistake>) -> Option<Self> {
+    pub(crate) fn after(&self, action: Action, scale: Scale, mistake: Option<Mistake>) -> Option<Self> {
         let mut next = *self;
         next.act(action, scale, &|it| mistake == Some(it)).then_some(next)
     }
 
     /// Returns whether the pool may hand this block to a stream, by its beliefs.
-    pub(super) fn may_take(&self, block: Id, stream: Id) -> bool {
+    pub(crate) fn may_take(&self, block: Id, stream: Id) -> bool {
         match self.blocks[block as usize].place {
             Place::Live | Place::Freeing { .. } => false,
             Place::Unowned => true,
             Place::Free { owner, .. } if owner == stream => true,
             Place::Free { owner, epoch } => epoch <= self.streams[stream as usize].seen[owner as usize],
         }
+    }
+
+    /// Says which block the pool may hand to a stream that does not come after all work on the block.
+    pub(crate) fn breaks_rule(&self, scale: Scale) -> Option<&'static str> {
+        let streams = (0..scale.streams).filter(|it| self.streams[*it as usize].exists);
+        let mut takes = streams.flat_map(|stream| (0..scale.blocks).map(move |block| (block, stream)));
+        let is_race = takes.any(|(block, stream)| {
+            self.may_take(block, stream) && !self.blocks[block as usize].is_before(stream)
+        });
+        is_race.then_some("a stream may take a block before the work on it is ordered")
     }
 
     /// Returns whether a thread is idle, and no block is in its hands.
@@ -74,6 +92,10 @@ impl State {
 
     fn act(&mut self, action: Action, scale: Scale, makes: &dyn Fn(Mistake) -> bool) -> bool {
         match action {
+            Action::Meet { stream } => {
+                let it = &mut self.streams[stream as usize];
+                it.exists && !std::mem::replace(&mut it.is_known, true)
+            }
             Action::Free { block, stream } => self.free(block, stream, scale, makes),
             Action::EndFree { block } => {
                 let block = &mut self.blocks[block as usize];
@@ -93,6 +115,7 @@ impl State {
             Action::BeginRecord { thread, stream } => self.begin_record(thread, stream, scale, makes),
             Action::MakeRecord { thread } => self.make_record(thread, makes),
             Action::Settle { thread } => self.settle(thread, makes),
+            Action::Leave { thread } => self.leave(thread),
             Action::Pick { thread, stream } => {
                 let donor = &self.streams[stream as usize];
                 let may = self.is_idle(thread, scale) && donor.is_known && donor.recorded > 0;
@@ -103,6 +126,14 @@ impl State {
             }
             Action::Query { .. } | Action::Wait { .. } => self.use_event(action),
             Action::Complete { thread } => self.complete(thread, makes),
+            Action::Disown { thread, block } => {
+                let Call::Event { stream, epoch, stage: Stage::Reached, .. } = self.calls[thread as usize]
+                else {
+                    return false;
+                };
+                let is_known = self.streams[stream as usize].is_known;
+                is_known && self.blocks[block as usize].disown(stream, epoch)
+            }
             Action::NoteWait { thread } => self.note_wait(thread, makes),
             Action::GiveUp { thread } => {
                 let was = std::mem::replace(&mut self.calls[thread as usize], Call::Idle);
@@ -116,7 +147,7 @@ impl State {
             }
             Action::EndDevice { thread } => self.end_device(thread, makes),
             Action::Skip { stream } => std::mem::replace(&mut self.streams[stream as usize].recorded, 0) > 0,
-            Action::Sweep => self.sweep(makes),
+            Action::Sweep { stream } => self.sweep(stream, makes),
             Action::Destroy { stream } => std::mem::replace(&mut self.streams[stream as usize].exists, false),
             Action::Create { stream } => {
                 self.blocks.iter_mut().for_each(|block| block.before &= !(1 << stream));
@@ -158,7 +189,7 @@ impl State {
             it.epoch += 1;
         }
         self.calls[thread as usize] =
-            Call::Record { stream, epoch, seen, is_first: !it.has_event, is_made: false };
+            Call::Record { stream, epoch, seen, is_first: !it.has_event, is_made: false, is_reached: false };
         may
     }
 
@@ -178,19 +209,15 @@ impl State {
     }
 
     fn settle(&mut self, thread: Id, makes: &dyn Fn(Mistake) -> bool) -> bool {
-        let Call::Record { stream, epoch, mut seen, is_first, is_made } = self.calls[thread as usize] else {
+        let Call::Record { stream, epoch, mut seen, is_first, is_made, is_reached } =
+            self.calls[thread as usize]
+        else {
             return false;
         };
-        let it = &mut self.streams[stream as usize];
-        let becomes_its_event = is_first && is_made && !it.has_event;
+        let becomes_its_event = is_first && is_made && !self.streams[stream as usize].has_event;
         let counts = is_made && (!is_first || becomes_its_event || makes(Mistake::SecondEventCounts));
-        for block in &mut self.blocks {
-            if becomes_its_event {
-                block.covered = block.covered & !(1 << stream) | (block.held >> thread & 1) << stream;
-            }
-            block.held &= !(1 << thread);
-        }
-        it.has_event |= becomes_its_event;
+        self.end_record(thread, stream, becomes_its_event);
+        let it = &mut self.streams[stream as usize];
         if makes(Mistake::RecordBeforeEpochEnds) {
             it.epoch = it.epoch.max(epoch + 1);
         }
@@ -200,14 +227,43 @@ impl State {
         if counts && it.recorded < epoch {
             (it.recorded, it.recorded_seen) = (epoch, seen);
         }
-        let holds = Call::Event { stream, epoch, seen, stage: Stage::Picked };
-        self.calls[thread as usize] = if counts { holds } else { Call::Idle };
+        let stage = if is_reached { Stage::Reached } else { Stage::Picked };
+        let holds = Call::Event { stream, epoch, seen, stage };
+        self.calls[thread as usize] = if counts || is_reached { holds } else { Call::Idle };
         true
+    }
+
+    fn leave(&mut self, thread: Id) -> bool {
+        let call = std::mem::replace(&mut self.calls[thread as usize], Call::Idle);
+        let Call::Record { stream, is_first, .. } = call else { return false };
+        let becomes_its_event = is_first && !self.streams[stream as usize].has_event;
+        self.end_record(thread, stream, becomes_its_event);
+        true
+    }
+
+    /// Ends the use of the event of a record. It becomes the stream's event, or serves another stream.
+    fn end_record(&mut self, thread: Id, stream: Id, becomes_its_event: bool) {
+        for block in &mut self.blocks {
+            if becomes_its_event {
+                block.covered = block.covered & !(1 << stream) | (block.held >> thread & 1) << stream;
+            }
+            block.held &= !(1 << thread);
+        }
+        self.streams[stream as usize].has_event |= becomes_its_event;
     }
 
     /// A call of the driver with the event that a thread holds.
     fn use_event(&mut self, action: Action) -> bool {
         let (Action::Query { thread } | Action::Wait { thread, .. }) = action else { return false };
+        if let Call::Record { stream, is_first, is_made: true, is_reached, .. } =
+            &mut self.calls[thread as usize]
+        {
+            for block in &mut self.blocks {
+                let (set, bit) = if *is_first { (block.held, thread) } else { (block.covered, *stream) };
+                block.is_done |= set & (1 << bit) != 0;
+            }
+            return matches!(action, Action::Query { .. }) && !std::mem::replace(is_reached, true);
+        }
         let Call::Event { stream: donor, stage, .. } = &mut self.calls[thread as usize] else { return false };
         let (donor, was) = (*donor, *stage);
         let mut may = was == Stage::Picked;
@@ -228,14 +284,7 @@ impl State {
 
     /// Makes the blocks that a stream freed in this epoch or before unowned.
     fn disown(&mut self, stream: Id, upto: Epoch) {
-        for block in &mut self.blocks {
-            if let Place::Free { owner, epoch } = block.place
-                && owner == stream
-                && epoch <= upto
-            {
-                block.place = Place::Unowned;
-            }
-        }
+        self.blocks.iter_mut().for_each(|block| _ = block.disown(stream, upto));
     }
 
     fn complete(&mut self, thread: Id, makes: &dyn Fn(Mistake) -> bool) -> bool {
@@ -315,35 +364,37 @@ impl State {
         true
     }
 
-    fn sweep(&mut self, makes: &dyn Fn(Mistake) -> bool) -> bool {
-        let owns = |block: &Block, stream| match block.place {
-            Place::Freeing { owner, .. } => owner == stream && !makes(Mistake::SweepDuringFree),
-            Place::Free { owner, .. } => owner == stream,
+    fn sweep(&mut self, gone: Id, makes: &dyn Fn(Mistake) -> bool) -> bool {
+        let owns = |block: &Block| match block.place {
+            Place::Freeing { owner, .. } => owner == gone && !makes(Mistake::SweepDuringFree),
+            Place::Free { owner, .. } => owner == gone,
             Place::Live | Place::Unowned => false,
         };
         let is_alone = self.calls.iter().all(|call| *call == Call::Idle) || makes(Mistake::SweepDuringCalls);
-        let blocks = self.blocks;
-        let is_idle = |stream| !blocks.iter().any(|block| owns(block, stream));
-        let mut any = false;
-        for gone in (0..STREAMS as Id).filter(|stream| is_idle(*stream)) {
-            let it = &mut self.streams[gone as usize];
-            if !it.is_known {
-                continue;
-            }
-            any = true;
-            *it = Stream { exists: it.exists, ..Stream::NEW };
-            self.blocks.iter_mut().for_each(|block| block.covered &= !(1 << gone));
-            if !makes(Mistake::SweepKeepsSeen) {
-                for other in &mut self.streams {
-                    (other.seen[gone as usize], other.recorded_seen[gone as usize]) = (0, 0);
-                }
+        let is_idle = !self.blocks.iter().any(owns);
+        let it = &mut self.streams[gone as usize];
+        let was_known = it.is_known;
+        *it = Stream { exists: it.exists, ..Stream::NEW };
+        self.blocks.iter_mut().for_each(|block| block.covered &= !(1 << gone));
+        if !makes(Mistake::SweepKeepsSeen) {
+            for other in &mut self.streams {
+                (other.seen[gone as usize], other.recorded_seen[gone as usize]) = (0, 0);
             }
         }
-        any && is_alone
+        was_known && is_idle && is_alone
     }
 }
 
 impl Block {
+    /// Makes the block unowned if a stream freed it in this epoch or before; returns whether it did.
+    fn disown(&mut self, stream: Id, upto: Epoch) -> bool {
+        let is_free = matches!(self.place, Place::Free { owner, epoch } if owner == stream && epoch <= upto);
+        if is_free {
+            self.place = Place::Unowned;
+        }
+        is_free
+    }
+
     /// Submits work on the block to a stream that comes after all earlier work. No other stream, event or
     /// thread comes after the new work.
     fn submit(&mut self, stream: Id) {

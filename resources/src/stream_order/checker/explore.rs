@@ -4,25 +4,11 @@ use std::fmt::Write;
 
 use rustc_hash::FxHashMap;
 
-use super::step::actions;
-use super::{Action, Epoch, Id, Mistake, State};
-
-/// How much of the model is visited.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Scale {
-    /// The streams, at most [`STREAMS`](super::STREAMS).
-    pub(super) streams: Id,
-    /// The blocks, at most [`BLOCKS`](super::BLOCKS).
-    pub(super) blocks: Id,
-    /// The host threads, at most [`THREADS`](super::THREADS).
-    pub(super) threads: Id,
-    /// The most epochs of one stream that matter at one time.
-    pub(super) epochs: Epoch,
-}
+use super::model::{Action, Mistake, Scale, State, actions};
 
 /// The counts of a visit.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Visited {
+pub(crate) struct Visited {
     /// The states. No two of them have the same shape.
     pub(super) states: usize,
     /// The steps between them.
@@ -34,7 +20,7 @@ pub(super) struct Visited {
 /// Visits all states that can be reached, and stops at the first state in which the pool's next block breaks
 /// the rule. It also stops at a belief about an epoch that is not over, because shapes rely on this part of
 /// the invariant, and without a mistake at any broken part. Calls `each` with every step.
-pub(super) fn explore(
+pub(crate) fn explore(
     scale: Scale,
     mistake: Option<Mistake>,
     mut each: impl FnMut(&State, Action, &State),
@@ -42,7 +28,7 @@ pub(super) fn explore(
     let actions = actions(scale);
     let start = State::START.shape(scale);
     let mut numbers = FxHashMap::from_iter([(start, 0)]);
-    let mut states = vec![(start, 0, Action::Sweep)];
+    let mut states = vec![(start, 0, Action::Sweep { stream: 0 })];
     let mut visited = Visited::default();
     while visited.states < states.len() {
         let number = visited.states;
@@ -68,18 +54,6 @@ pub(super) fn explore(
         }
     }
     visited
-}
-
-impl State {
-    /// Says which block the pool may hand to a stream that does not come after all work on the block.
-    fn breaks_rule(&self, scale: Scale) -> Option<&'static str> {
-        let streams = (0..scale.streams).filter(|it| self.streams[*it as usize].exists);
-        let mut takes = streams.flat_map(|stream| (0..scale.blocks).map(move |block| (block, stream)));
-        let is_race = takes.any(|(block, stream)| {
-            self.may_take(block, stream) && !self.blocks[block as usize].is_before(stream)
-        });
-        is_race.then_some("a stream may take a block before the work on it is ordered")
-    }
 }
 
 /// Tells the steps to a state.

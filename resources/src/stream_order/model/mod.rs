@@ -11,8 +11,10 @@
 //!
 //! The checker tries every [`Action`] in every state. The rule holds if the pool never takes a block
 //! ([`Action::Take`]) for a stream that does not come after the block's work. [`State::broken`] names the
-//! parts of the invariant from which the rule follows. `docs/lab/stream-order.md` has the results, and says
-//! the assumptions, and the limits: the model is not tied to the pool's code yet.
+//! parts of the invariant from which the rule follows.
+//!
+//! These files are compiled at two sizes, which the module above sets: small for the
+//! [checker](crate::stream_order::checker), and large for the traces of programs (`pool/central/tie/`).
 //!
 //! The model leaves these out, and loses nothing:
 //!
@@ -26,54 +28,55 @@
 //! - **Numbers of streams.** The model calls a stream's number by its stream. A number that is used again is
 //!   then a stream that comes back, or a new stream in the place of a destroyed one.
 
-mod explore;
 mod invariant;
 mod mistake;
-mod shape;
 mod step;
-mod tests;
 
-use explore::{Scale, Visited, explore};
-use mistake::Mistake;
+pub(crate) use mistake::Mistake;
+pub(crate) use step::actions;
 
-/// The most streams in a state.
-const STREAMS: usize = 3;
-/// The most blocks in a state.
-const BLOCKS: usize = 3;
-/// The most host threads in a state.
-const THREADS: usize = 2;
+use super::{BLOCKS, Bits, Epoch, STREAMS, THREADS};
 
 /// The index of a stream, a block or a thread.
-type Id = u8;
-/// A set of streams, or of threads, as bits.
-type Bits = u8;
-/// A stream's time, counted in records. 0 stands for none.
-type Epoch = u8;
+pub(crate) type Id = u8;
 /// An epoch for each stream.
-type Epochs = [Epoch; STREAMS];
+pub(crate) type Epochs = [Epoch; STREAMS];
+
+/// How much of the model is used.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Scale {
+    /// The streams, at most [`STREAMS`].
+    pub(crate) streams: Id,
+    /// The blocks, at most [`BLOCKS`].
+    pub(crate) blocks: Id,
+    /// The host threads, at most [`THREADS`].
+    pub(crate) threads: Id,
+    /// The most epochs of one stream.
+    pub(crate) epochs: Epoch,
+}
 
 /// The pool's beliefs about a stream, and whether the stream exists.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
-struct Stream {
+pub(crate) struct Stream {
     /// Whether the CUDA stream exists. After it is destroyed, no thread may submit work to it.
-    exists: bool,
+    pub(crate) exists: bool,
     /// Whether the pool's table has the stream.
-    is_known: bool,
+    pub(crate) is_known: bool,
     /// The epoch of a block that is freed now.
-    epoch: Epoch,
+    pub(crate) epoch: Epoch,
     /// Whether the stream has an event.
-    has_event: bool,
+    pub(crate) has_event: bool,
     /// The latest epoch that the event covers.
-    recorded: Epoch,
+    pub(crate) recorded: Epoch,
     /// The epochs of other streams that the event covers.
-    recorded_seen: Epochs,
+    pub(crate) recorded_seen: Epochs,
     /// The epochs of other streams that the stream's next work is ordered after.
-    seen: Epochs,
+    pub(crate) seen: Epochs,
 }
 
 impl Stream {
     /// A stream that exists, and that the pool does not know.
-    const NEW: Self = Self {
+    pub(crate) const NEW: Self = Self {
         exists: true,
         is_known: false,
         epoch: 1,
@@ -86,7 +89,7 @@ impl Stream {
 
 /// The place of a block, and the pool's beliefs about it.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
-enum Place {
+pub(crate) enum Place {
     /// The program has it.
     Live,
     /// A thread frees it, and has read the epoch. No other thread can see it.
@@ -109,31 +112,31 @@ enum Place {
 
 /// A block: the pool's belief, and the truth about all work on it.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
-struct Block {
+pub(crate) struct Block {
     /// The belief.
-    place: Place,
+    pub(crate) place: Place,
     /// The streams whose next work comes after all work on the block.
-    before: Bits,
+    pub(crate) before: Bits,
     /// The streams whose event's last record comes after all work on the block.
-    covered: Bits,
+    pub(crate) covered: Bits,
     /// The threads whose call covers all work on the block: a record of an event of their own, or a wait for
     /// the device.
-    held: Bits,
+    pub(crate) held: Bits,
     /// Whether the host knows that all work on the block is done.
-    is_done: bool,
+    pub(crate) is_done: bool,
 }
 
 impl Block {
     /// A live block without work.
-    const NEW: Self = Self { place: Place::Live, before: 0, covered: 0, held: 0, is_done: true };
+    pub(crate) const NEW: Self = Self { place: Place::Live, before: 0, covered: 0, held: 0, is_done: true };
 
     /// Returns whether a stream's next work comes after all work on the block.
-    const fn is_before(&self, stream: Id) -> bool {
+    pub(crate) const fn is_before(&self, stream: Id) -> bool {
         self.is_done || self.before & (1 << stream) != 0
     }
 
     /// Returns the stream and the epoch of a block that is owned.
-    const fn owner(&self) -> Option<(Id, Epoch)> {
+    pub(crate) const fn owner(&self) -> Option<(Id, Epoch)> {
         match self.place {
             Place::Freeing { owner, epoch } | Place::Free { owner, epoch } => Some((owner, epoch)),
             Place::Live | Place::Unowned => None,
@@ -143,7 +146,7 @@ impl Block {
 
 /// What a thread is doing without the pool's lock, and the values that it read under the lock.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
-enum Call {
+pub(crate) enum Call {
     /// Nothing. A thread that frees a block is idle here, and the block is [`Place::Freeing`].
     Idle,
     /// It records a stream's event.
@@ -158,6 +161,8 @@ enum Call {
         is_first: bool,
         /// Whether the record was made.
         is_made: bool,
+        /// Whether the thread knows that the device has reached the record.
+        is_reached: bool,
     },
     /// It has an event that covers a stream's epoch.
     Event {
@@ -181,7 +186,7 @@ enum Call {
 
 /// What a thread has done with an event.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
-enum Stage {
+pub(crate) enum Stage {
     /// Nothing yet.
     Picked,
     /// It knows that the device has reached the event.
@@ -192,18 +197,20 @@ enum Stage {
 
 /// A state: the beliefs, the truth, and the threads' calls.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
-struct State {
+pub(crate) struct State {
     /// The streams.
-    streams: [Stream; STREAMS],
+    pub(crate) streams: [Stream; STREAMS],
     /// The threads' calls.
-    calls: [Call; THREADS],
+    pub(crate) calls: [Call; THREADS],
     /// The blocks.
-    blocks: [Block; BLOCKS],
+    pub(crate) blocks: [Block; BLOCKS],
 }
 
 /// A step. Each is atomic: it happens under the pool's lock, or is one call of the driver.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Action {
+pub(crate) enum Action {
+    /// The program makes its first call on a stream, and the call takes no block.
+    Meet { stream: Id },
     /// The program, or a layer for it, submits the last work on a live block, on a stream that comes after
     /// all earlier work. It frees the block on this stream. The freeing thread reads the stream's epoch.
     Free { block: Id, stream: Id },
@@ -215,14 +222,20 @@ enum Action {
     BeginRecord { thread: Id, stream: Id },
     /// The driver records the event.
     MakeRecord { thread: Id },
-    /// The pool notes the record, or that it was not made.
+    /// The pool notes the record, or that it was not made and no event exists.
     Settle { thread: Id },
+    /// The pool does not note the record, and keeps the event: the driver created it and did not record it,
+    /// or failed later.
+    Leave { thread: Id },
     /// A thread reads a stream's recorded event.
     Pick { thread: Id, stream: Id },
-    /// The driver says that the device has reached the event: a query, or a synchronisation with the event.
+    /// The driver says that the device has reached the event, or the record that the pool has yet to note: a
+    /// query, or a synchronisation with the event.
     Query { thread: Id },
     /// The pool makes the blocks of a reached event unowned.
     Complete { thread: Id },
+    /// The pool makes one block of a reached event unowned, and keeps the event for the others.
+    Disown { thread: Id, block: Id },
     /// The driver makes a stream wait for the event.
     Wait { thread: Id, stream: Id },
     /// The pool notes the wait.
@@ -237,8 +250,8 @@ enum Action {
     EndDevice { thread: Id },
     /// The pool forgets a stream's record, after an error of the driver.
     Skip { stream: Id },
-    /// The pool forgets all streams that own no block. Their numbers and events are used again.
-    Sweep,
+    /// The pool forgets a stream that owns no block. Its number and event are used again.
+    Sweep { stream: Id },
     /// The program destroys a stream.
     Destroy { stream: Id },
     /// The program creates a stream, in the place of one that was destroyed and forgotten.

@@ -2,7 +2,7 @@
 
 /// A mistake of the pool, of a layer above it, or of the program.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Mistake {
+pub(crate) enum Mistake {
     /// RMM's issue 2489: a stream takes over another stream's order by a wait, and does not record its event
     /// again. A third stream that waits for the old event believes that it covers the other stream too.
     Merge2489,
@@ -36,7 +36,7 @@ pub(super) enum Mistake {
 
 impl Mistake {
     /// All mistakes.
-    pub(super) const ALL: [Self; 13] = [
+    pub(crate) const ALL: [Self; 13] = [
         Self::Merge2489,
         Self::SeenAtSettle,
         Self::RecordBeforeEpochEnds,

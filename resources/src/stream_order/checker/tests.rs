@@ -1,7 +1,10 @@
 //! Visits the model; `MILLPOND_THOROUGH=1` visits more of it.
 
+use millpond_testkit::size::is_thorough;
+
+use super::explore::{Visited, explore};
+use super::model::{Id, Mistake, Scale};
 use super::*;
-use crate::size::is_thorough;
 
 const fn scale(streams: Id, blocks: Id, threads: Id, epochs: Epoch) -> Scale {
     Scale { streams, blocks, threads, epochs }

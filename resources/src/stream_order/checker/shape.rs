@@ -5,16 +5,15 @@
 //! of one shape. So the checker visits one state of each shape, and no bound on epochs is left: the scale
 //! bounds only how many of a stream's epochs matter at one time.
 
-use super::{Bits, Block, Call, Epoch, Epochs, Id, Place, STREAMS, Scale, Stage, State, THREADS};
+use super::model::{Block, Call, Epochs, Id, Place, Scale, Stage, State};
+use super::{Bits, Epoch, STREAMS, THREADS};
 
 const ORDERS: [[Id; STREAMS]; 6] = [[0, 1, 2], [1, 0, 2], [0, 2, 1], [1, 2, 0], [2, 0, 1], [2, 1, 0]];
 
 impl State {
     /// Returns the state that stands for all of this shape.
-    pub(super) fn shape(mut self, scale: Scale) -> Self {
-        self.forget_order();
-        self.forget_epochs();
-        self.number_epochs();
+    pub(crate) fn shape(mut self, scale: Scale) -> Self {
+        self = self.renumbered();
         let orders =
             ORDERS.iter().filter(|order| (scale.streams..STREAMS as Id).all(|it| order[it as usize] == it));
         let shapes = orders.flat_map(|order| {
@@ -23,6 +22,14 @@ impl State {
             [Some(renamed), swapped].into_iter().flatten().map(|it| it.sorted(scale))
         });
         shapes.min().expect("there is an order")
+    }
+
+    /// Returns the state of this shape with the same names and the fewest epochs.
+    pub(crate) fn renumbered(mut self) -> Self {
+        self.forget_order();
+        self.forget_epochs();
+        self.number_epochs();
+        self
     }
 
     /// The order after the work on a block no longer matters once the host knows that this work is done, or
@@ -66,15 +73,27 @@ impl State {
         }
     }
 
-    /// Numbers each stream's epochs 1, 2, 3, … in their order.
+    /// Numbers each stream's epochs 1, 2, 3, … in their order. A seen epoch that includes no block becomes 1,
+    /// and 1 then includes no block and is over.
     fn number_epochs(&mut self) {
         for stream in 0..STREAMS as Id {
-            let mut used = 1_u32 << self.epoch_of(stream);
+            let mut used = 1_u128 << self.epoch_of(stream);
             self.each_epoch(stream, |epoch| used |= 1 << *epoch);
             used &= !1;
-            let rank = |epoch: Epoch| (used & ((2 << epoch) - 1)).count_ones() as Epoch;
+            let of_blocks = self.blocks.iter().filter_map(Block::owner).filter(|(owner, _)| *owner == stream);
+            let of_blocks = of_blocks.fold(0_u128, |all, (_, epoch)| all | 1 << epoch);
+            let (mut is_early, lowest) = (false, used & used.wrapping_neg());
+            self.each_seen(stream, |epoch| is_early |= *epoch == 1 && of_blocks & 2 == 0);
+            let is_shifted = is_early && lowest & (of_blocks | 1 << self.epoch_of(stream)) != 0;
+            let rank = |epoch: Epoch| match epoch {
+                0 => 0,
+                _ => (used & ((2 << epoch) - 1)).count_ones() as Epoch + Epoch::from(is_shifted),
+            };
             self.streams[stream as usize].epoch = rank(self.epoch_of(stream));
             self.each_epoch(stream, |epoch| *epoch = rank(*epoch));
+            self.each_seen(stream, |epoch| {
+                *epoch = if *epoch == 1 && of_blocks & 2 == 0 { 1 } else { rank(*epoch) };
+            });
         }
     }
 
@@ -82,15 +101,11 @@ impl State {
         self.streams[stream as usize].epoch
     }
 
-    /// Calls `each` with each epoch of a stream, except for the present one.
+    /// Calls `each` with each epoch of a stream, except for the present one and the seen ones.
     fn each_epoch(&mut self, stream: Id, mut each: impl FnMut(&mut Epoch)) {
-        let at = stream as usize;
-        for (it, other) in self.streams.iter_mut().zip(0..) {
-            if it.is_known && other == stream {
-                each(&mut it.recorded);
-            }
-            each(&mut it.seen[at]);
-            each(&mut it.recorded_seen[at]);
+        let it = &mut self.streams[stream as usize];
+        if it.is_known {
+            each(&mut it.recorded);
         }
         for block in &mut self.blocks {
             if let Place::Freeing { owner, epoch } | Place::Free { owner, epoch } = &mut block.place
@@ -101,15 +116,27 @@ impl State {
         }
         for call in &mut self.calls {
             match call {
-                Call::Record { stream: of, epoch, seen, .. }
-                | Call::Event { stream: of, epoch, seen, .. } => {
+                Call::Record { stream: of, epoch, .. } | Call::Event { stream: of, epoch, .. } => {
                     if *of == stream {
                         each(epoch);
                     }
-                    each(&mut seen[at]);
                 }
-                Call::Device { epochs, .. } => each(&mut epochs[at]),
+                Call::Device { epochs, .. } => each(&mut epochs[stream as usize]),
                 Call::Idle => {}
+            }
+        }
+    }
+
+    /// Calls `each` with each epoch of a stream that others have seen.
+    fn each_seen(&mut self, stream: Id, mut each: impl FnMut(&mut Epoch)) {
+        let at = stream as usize;
+        for it in &mut self.streams {
+            each(&mut it.seen[at]);
+            each(&mut it.recorded_seen[at]);
+        }
+        for call in &mut self.calls {
+            if let Call::Record { seen, .. } | Call::Event { seen, .. } = call {
+                each(&mut seen[at]);
             }
         }
     }
