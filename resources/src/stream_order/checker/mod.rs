@@ -1,5 +1,6 @@
 //! The checker: visits every state of a small model of stream order.
 
+mod dump;
 pub(crate) mod explore;
 #[path = "../model/mod.rs"]
 pub(crate) mod model;

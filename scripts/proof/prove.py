@@ -1,0 +1,290 @@
+"""Proves the rule of stream order with z3, for any number of streams, blocks, threads and epochs.
+
+    scripts/proof/prove.py [--each] [--full]
+
+The obligations: the invariant holds at the start; each step keeps each part of it; and with it, the pool only
+hands a block to a stream that comes after all work on the block. z3 looks for a counterexample of each. None
+exists if it answers "unsat". cvc5, another solver, must give the same answer if it is installed.
+
+Then the script tests itself. Each step must be possible from a state with the invariant, and each mistake
+must break an obligation. z3 shows the state, and Python's values repeat the step. `--each` prints every
+obligation with its time. `--full` also leaves out each part of the invariant in turn: the proof must fail.
+All times are of the processor.
+"""
+
+import argparse
+import functools
+import itertools
+import sys
+import time
+
+import model
+import z3
+from model import FIELDS, MISTAKES, MORE_STEPS, PARTS, Call, Place, Stage, State, rule, start
+from values import Values
+
+STEPS = {**model.STEPS, **MORE_STEPS}
+
+SORTS = {name: z3.DeclareSort(name.title()) for name in ("stream", "block", "thread")}
+TYPES = {"bool": z3.BoolSort(), "int": z3.IntSort(), **SORTS}
+NAMES = {}
+for kind in (Place, Call, Stage):
+    TYPES[kind.__name__.lower()], terms = z3.EnumSort(kind.__name__, [f"{it.name}!" for it in kind])
+    # "reached" is a stage; a field of the same name is no clash.
+    NAMES.update(zip((it.name for it in kind), terms, strict=True))
+ONE_SECOND = 1000
+
+try:
+    import cvc5
+except ImportError:
+    cvc5 = None
+
+
+class Terms:
+    """The logic of z3's terms. Streams, blocks and threads are sorts without a size."""
+
+    implies = staticmethod(z3.Implies)
+    ite = staticmethod(z3.If)
+    no = staticmethod(z3.Not)
+
+    def __init__(self):
+        self.__dict__.update(NAMES)
+        self.numbers = itertools.count()
+        # What a mistake adds: an epoch, and a stream.
+        self.latest = z3.Int("latest")
+        self.another = z3.Const("another", SORTS["stream"])
+
+    def every(self, sorts, formula):
+        variables = [z3.Const(f"{sort}{next(self.numbers)}", SORTS[sort]) for sort in sorts]
+        return z3.ForAll(variables, formula(*variables))
+
+    def other(self, stream):
+        return self.another
+
+    def early_waiter(self, s, donor):
+        return self.another
+
+
+def any_state():
+    return State(
+        **{
+            name: z3.Function(f"s.{name}", *[TYPES[sort] for sort in (*index, value)])
+            for name, (index, value) in FIELDS.items()
+        }
+    )
+
+
+def ask_cvc5(text):
+    """Returns the answer of cvc5 to the text of a question."""
+    solver = cvc5.Solver()
+    solver.setOption("tlimit-per", str(60 * ONE_SECOND))
+    # The sorts have few terms, so that cvc5 can try them all.
+    solver.setOption("enum-inst", "true")
+    parser = cvc5.InputParser(solver)
+    parser.setStringInput(cvc5.InputLanguage.SMT_LIB_2_6, f"(set-logic ALL)\n{text}", "")
+    answer = ""
+    while not (command := parser.nextCommand()).isNull():
+        answer += command.invoke(solver, parser.getSymbolManager())
+    return answer.strip()
+
+
+class Proof:
+    """The obligations, and the counterexamples."""
+
+    def __init__(self, show_each):
+        self.logic = Terms()
+        self.s = any_state()
+        self.invariant = {number: part(self.logic, self.s) for number, part in PARTS.items()}
+        self.show_each = show_each
+        self.slowest = (0, "none")
+        self.failed = []
+        self.cvc5_seconds = 0
+
+    def step(self, name, wrong=None):
+        """Returns what a step names, whether it is possible, and the next state."""
+        step, sorts = STEPS[name]
+        named = [z3.Const(f"{sort}_of_step", TYPES[sort]) for sort in sorts]
+        return named, *step(self.logic, self.s, wrong, *named)
+
+    def prove(self, name, given, goal):
+        """Asks for a state with the given formulas and without the goal. There must be none."""
+        solver = z3.Solver()
+        solver.set("timeout", 60 * ONE_SECOND)
+        solver.add(*given, z3.Not(goal))
+        begin = time.process_time()
+        answer = solver.check()
+        seconds = time.process_time() - begin
+        self.slowest = max(self.slowest, (seconds, name))
+        if self.show_each:
+            print(f"{answer} {seconds:7.3f} s  {name}", flush=True)
+        if answer != z3.unsat:
+            self.failed.append(f"{name}: {answer} {solver.reason_unknown() if answer == z3.unknown else ''}")
+        elif cvc5:
+            begin = time.process_time()
+            answer = ask_cvc5(solver.to_smt2())
+            self.cvc5_seconds += time.process_time() - begin
+            if answer != "unsat":
+                self.failed.append(f"{name}: z3 says unsat, and cvc5 {answer}")
+
+    def obligations(self):
+        logic, s = self.logic, self.s
+        for number, part in self.invariant.items():
+            yield f"the start has part {number}", [start(logic, s)], part
+        yield "the rule follows", list(self.invariant.values()), rule(logic, s)
+        for name in STEPS:
+            _, possible, after = self.step(name)
+            for number, part in PARTS.items():
+                given = [*self.invariant.values(), possible]
+                yield f"{name} keeps part {number}", given, part(logic, after)
+
+    def few(self):
+        """Says that there are few streams, blocks and threads, so that z3 can show a whole state."""
+        sizes = {"stream": 3, "block": 1, "thread": 2}
+        names = {sort: [z3.Const(f"{sort}_{i}", SORTS[sort]) for i in range(n)] for sort, n in sizes.items()}
+        closed = [
+            self.logic.every((sort,), lambda x, some=some: z3.Or([x == it for it in some]))
+            for sort, some in names.items()
+        ]
+        different = [z3.Distinct(*some) for some in names.values() if len(some) > 1]
+        small = [self.s.epoch(it) <= 9 for it in names["stream"]]
+        return names, [*closed, *different, *small, self.logic.latest == 99]
+
+    def example(self, name, wrong, *claims, without=None):
+        """Returns a state with the invariant, except for a part, and a step. Claims are about its end."""
+        named, possible, after = self.step(name, wrong)
+        names, few = self.few()
+        solver = z3.Solver()
+        solver.set("timeout", 60 * ONE_SECOND)
+        solver.add(*[part for number, part in self.invariant.items() if number != without])
+        solver.add(*few, possible, *[claim(after) for claim in claims])
+        if solver.check() != z3.sat:
+            return None
+        return Example(self, solver.model(), names, named)
+
+
+class Example:
+    """A counterexample of z3 as Python's values."""
+
+    def __init__(self, proof, found, names, named):
+        def value(term):
+            term = found.eval(term, model_completion=True)
+            for sort, some in names.items():
+                if term.sort() == SORTS[sort]:
+                    at = [found.eval(it, model_completion=True) for it in some]
+                    return next(index for index, it in enumerate(at) if it.eq(term))
+            if z3.is_int(term):
+                return term.as_long()
+            return z3.is_true(term) if z3.is_bool(term) else str(term).rstrip("!")
+
+        fields = {}
+        for name, (index, _) in FIELDS.items():
+            field = getattr(proof.s, name)
+            places = itertools.product(*[range(len(names[sort])) for sort in index])
+            fields[name] = {
+                at: value(field(*[names[s][i] for s, i in zip(index, at, strict=True)])) for at in places
+            }
+        another = value(proof.logic.another)
+        self.logic = Values({sort: len(some) for sort, some in names.items()}, value(proof.logic.latest))
+        self.logic.other = lambda stream: another
+        self.logic.early_waiter = lambda s, donor: another
+        self.s = self.logic.state(fields)
+        self.named = [value(it) for it in named]
+
+    def check(self, name, wrong):
+        """Repeats the step. Returns the parts of the invariant that the next state breaks."""
+        assert not self.broken(self.s), f"{name}: z3's state breaks {self.broken(self.s)}"
+        possible, after = STEPS[name][0](self.logic, self.s, wrong, *self.named)
+        assert possible, f"{name}: the step is not possible from z3's state"
+        return self.broken(after)
+
+    def broken(self, s):
+        return [number for number, part in PARTS.items() if not part(self.logic, s)]
+
+
+def prove_all(proof):
+    begin, count = time.process_time(), 0
+    for obligation in proof.obligations():
+        proof.prove(*obligation)
+        count += 1
+    seconds = time.process_time() - begin - proof.cvc5_seconds
+    print(f"{count - len(proof.failed)} of {count} obligations are proved by z3, in {seconds:.1f} s")
+    if cvc5:
+        answers = "says the same" if not proof.failed else "was asked, too"
+        print(f"cvc5 {cvc5.__version__} {answers}, in {proof.cvc5_seconds:.1f} s")
+    else:
+        print("not checked: cvc5's answers, because it is not installed")
+    print(f"the slowest took {proof.slowest[0]:.2f} s: {proof.slowest[1]}")
+    return proof.failed
+
+
+def test_possible(proof):
+    """Each step is possible from a state with the invariant, or its obligations would prove nothing."""
+    failed = []
+    for name in STEPS:
+        example = proof.example(name, None)
+        if example is None or example.check(name, None):
+            failed.append(f"{name} is possible from no state with the invariant")
+    print(f"{len(STEPS) - len(failed)} of {len(STEPS)} steps are possible from a state with the invariant")
+    return failed
+
+
+def test_mistakes(proof):
+    failed = []
+    for wrong, steps in MISTAKES.items():
+        found = []
+        for name in steps:
+            for number, part in PARTS.items():
+                example = proof.example(
+                    name, wrong, lambda after, part=part: z3.Not(part(proof.logic, after))
+                )
+                if example and number in example.check(name, wrong):
+                    found.append(f"{name} breaks {number}")
+        print(f"{wrong}: {', '.join(found) or 'NOT FOUND'}", flush=True)
+        if not found:
+            failed.append(f"{wrong} breaks no obligation")
+    return failed
+
+
+def test_parts(proof):
+    """Without any one of its parts, the rule does not follow, or a step breaks another part."""
+    failed = []
+    for number in PARTS:
+        found = next(uses(proof, number), None)
+        print(f"part {number} is needed for: {found or 'NOTHING'}", flush=True)
+        if not found:
+            failed.append(f"the proof holds without part {number}")
+    return failed
+
+
+def uses(proof, number):
+    """Returns each obligation that fails without a part."""
+    logic, others = proof.logic, [part for other, part in proof.invariant.items() if other != number]
+    solver = z3.Solver()
+    solver.add(*others, *proof.few()[1], z3.Not(rule(logic, proof.s)))
+    if solver.check() == z3.sat:
+        yield "the rule"
+    for name, (other, part) in itertools.product(STEPS, PARTS.items()):
+        is_broken = functools.partial(lambda after, part: z3.Not(part(logic, after)), part=part)
+        if other != number and (example := proof.example(name, None, is_broken, without=number)):
+            possible, after = STEPS[name][0](example.logic, example.s, None, *example.named)
+            if possible and example.broken(example.s) == [number] and other in example.broken(after):
+                yield f"{name} keeps part {other}"
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--each", action="store_true", help="print every obligation with its time")
+    parser.add_argument("--full", action="store_true", help="also show that each part is needed")
+    arguments = parser.parse_args()
+    proof = Proof(arguments.each)
+    print(f"z3 {z3.get_version_string()}")
+    failed = prove_all(proof) + test_possible(proof) + test_mistakes(proof)
+    if arguments.full:
+        failed += test_parts(proof)
+    for line in failed:
+        print(f"FAILED: {line}", file=sys.stderr)
+    sys.exit(bool(failed))
+
+
+if __name__ == "__main__":
+    main()
