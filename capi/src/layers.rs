@@ -17,7 +17,9 @@ use serde_json::{Map, Value};
 
 use crate::device::Device;
 use crate::resource::{Resource, layers, with_resource};
-use crate::status::{Status, borrowed, guarded, guarded_here, put, put_handle, put_text, text_of};
+use crate::status::{
+    Status, borrowed, guarded, guarded_here, put, put_c_string, put_handle, put_text, text_of,
+};
 
 /// Builds layers from text on a resource, which the caller still owns. The outermost layer gets `path` as the
 /// value of its option `key`, for example `file` of `logging`. The path is not parsed as part of the stack's
@@ -86,8 +88,12 @@ pub unsafe extern "C" fn millpond_logging_file(resource: *const Resource, path: 
         let bytes = file.map(|file| file.as_os_str().as_encoded_bytes().to_vec());
         let text = bytes.map(CString::new).transpose();
         let text = text.map_err(|_| Error::invalid_argument("the path of the log has a zero byte"))?;
-        // SAFETY: the caller's promise.
-        unsafe { put(path, text.map_or(null_mut(), CString::into_raw)) }
+        match text {
+            // SAFETY: the caller's promise.
+            Some(text) => unsafe { put_c_string(path, text) },
+            // SAFETY: the caller's promise.
+            None => unsafe { put(path, null_mut()) },
+        }
     })
 }
 
@@ -111,12 +117,14 @@ pub unsafe extern "C" fn millpond_binning_bin(
         let layer = layer.ok_or_else(|| unsupported(resource, "is not `binning`"))?;
         let found = layer.given().nth(bin);
         let given = found.and_then(|(_, of_bin)| of_bin.cloned());
-        let given = given.map_or(null_mut(), |given| Box::into_raw(Box::new(Resource::new(given))));
         // SAFETY: the caller's promise.
         unsafe {
             put(count, layer.given().count())?;
             put(bytes, found.map_or(0, |(bytes, _)| bytes))?;
-            put(of_bin, given)
+            match given {
+                Some(given) => put_handle(of_bin, Resource::new(given)),
+                None => put(of_bin, null_mut()),
+            }
         }
     })
 }

@@ -147,14 +147,17 @@ pub(crate) unsafe fn borrowed<'a, T>(handle: *const T, what: &str) -> Result<&'a
     unsafe { handle.as_ref() }.ok_or_else(|| missing(what))
 }
 
+/// Checks the caller's pointer for a result. A result that the caller must free is made after this check.
+fn check_out<T>(out: *mut T) -> Result<()> {
+    if out.is_null() { Err(missing("the pointer for a result")) } else { Ok(()) }
+}
+
 /// Writes a result through the caller's pointer.
 ///
 /// # Safety
 /// `out` is null or valid for writes.
 pub(crate) unsafe fn put<T>(out: *mut T, value: T) -> Result<()> {
-    if out.is_null() {
-        return Err(missing("the pointer for a result"));
-    }
+    check_out(out)?;
     // SAFETY: the caller's promise.
     unsafe { out.write(value) };
     Ok(())
@@ -165,9 +168,7 @@ pub(crate) unsafe fn put<T>(out: *mut T, value: T) -> Result<()> {
 /// # Safety
 /// The rules of [`put`] hold.
 pub(crate) unsafe fn put_handle<T>(out: *mut *mut T, value: T) -> Result<()> {
-    if out.is_null() {
-        return Err(missing("the pointer for a result"));
-    }
+    check_out(out)?;
     notice_forks();
     // SAFETY: the caller's promise.
     unsafe { out.write(Box::into_raw(Box::new(value))) };
@@ -235,7 +236,17 @@ pub(crate) fn stream_on(resource: &dyn DeviceMemoryResource, stream: *mut c_void
 /// The rules of [`put`] hold.
 pub(crate) unsafe fn put_text(out: *mut *mut c_char, text: &str) -> Result<()> {
     // SAFETY: the caller's promise.
-    unsafe { put(out, c_string(text).into_raw()) }
+    unsafe { put_c_string(out, c_string(text)) }
+}
+
+/// Works like [`put_text`].
+///
+/// # Safety
+/// The rules of [`put`] hold.
+pub(crate) unsafe fn put_c_string(out: *mut *mut c_char, text: CString) -> Result<()> {
+    check_out(out)?;
+    // SAFETY: the caller's promise.
+    unsafe { put(out, text.into_raw()) }
 }
 
 /// Frees a text from this library. Does nothing for null.

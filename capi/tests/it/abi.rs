@@ -345,6 +345,24 @@ fn a_block_of_a_lost_device_is_taken_back_whatever_its_stream() {
     }
 }
 
+/// Found by the fuzz target `capi`.
+#[test]
+fn a_handle_without_a_place_is_freed() {
+    let bench = Bench::new();
+    let (upstream, of_bin) = (bench.resource("cuda"), bench.resource("cuda+pool"));
+    let (mut bins, mut count, mut bytes) = (null_mut(), 0, 0);
+    let (sizes, of_bins) = ([KIB], [of_bin.cast_const()]);
+    // SAFETY: all arguments are valid, except for the null pointer.
+    unsafe {
+        let made = millpond_resource_binning(upstream, sizes.as_ptr(), of_bins.as_ptr(), 1, &raw mut bins);
+        assert_eq!(made, Status::Ok, "{}", message());
+        let owners = millpond_resource_owners(of_bin);
+        let asked = millpond_binning_bin(bins, 0, &raw mut count, &raw mut bytes, null_mut());
+        assert_eq!((asked, millpond_resource_owners(of_bin)), (Status::InvalidArgument, owners));
+        [bins, of_bin, upstream].into_iter().for_each(|resource| millpond_resource_free(resource));
+    }
+}
+
 #[test]
 fn single_layers_say_more_than_their_text() {
     let bench = Bench::new();

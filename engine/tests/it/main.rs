@@ -1,3 +1,4 @@
 //! Tests of the library.
 
+mod kills;
 mod properties;

@@ -4,4 +4,4 @@
 
 use libfuzzer_sys::fuzz_target;
 
-fuzz_target!(|bytes: &[u8]| millpond_snapshot_fuzz::import(b"<html>", bytes));
+fuzz_target!(|bytes: &[u8]| millpond_fuzz::import(b"<html>", bytes));

@@ -13,6 +13,6 @@ fuzz_target!(|bytes: &[u8]| {
         return;
     }
     if let Ok(recording) = import::open(&path, &Options::default()) {
-        millpond_snapshot_fuzz::check(&recording);
+        millpond_fuzz::check(&recording);
     }
 });

@@ -1,16 +1,15 @@
 #!/usr/bin/env bash
-# Fuzzes each target for some seconds: snapshot/fuzz/run.sh [SECONDS [TARGET...]]
+# Fuzzes each target for some seconds: tests/fuzz/run.sh [SECONDS [TARGET...]]
 # Needs cargo-fuzz and a nightly toolchain; MILLPOND_NIGHTLY names one (default: `nightly`). To install both:
 #   rustup toolchain install nightly; cargo install --locked cargo-fuzz
+# scripts/fuzz-lane runs the targets on many cores. tests/fuzz/programs.py runs programs in Python.
 set -euo pipefail
 cd "$(dirname "$0")"
 toolchain=${MILLPOND_NIGHTLY:-nightly}
 seconds=${1:-60}
 targets=("${@:2}")
-if [[ ${#targets[@]} -eq 0 ]]; then
-    targets=(pickle rmm_csv minimalloc html text trace pprof budget profile nsys)
-fi
-cargo run --quiet --locked --example seeds
+if [[ ${#targets[@]} -eq 0 ]]; then mapfile -t targets < <(cargo fuzz list --fuzz-dir .); fi
+./corpora.sh unpack
 for target in "${targets[@]}"; do
     # The limit covers twice the memory that an import may take, and the sanitizer's own memory.
     cargo "+$toolchain" fuzz run --fuzz-dir . "$target" -- \

@@ -5,4 +5,4 @@
 use libfuzzer_sys::fuzz_target;
 
 // A text has no start of its own; a letter keeps it from the formats that have one.
-fuzz_target!(|bytes: &[u8]| millpond_snapshot_fuzz::import(b"> ", bytes));
+fuzz_target!(|bytes: &[u8]| millpond_fuzz::import(b"> ", bytes));

@@ -1,4 +1,4 @@
-//! The common code of the fuzz targets: imports a file, writes it as a log, and reads the log.
+//! Imports a file, writes it as a log, and reads the log.
 
 use millpond_snapshot::explain::explain;
 use millpond_snapshot::import::{self, Options};
