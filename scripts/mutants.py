@@ -124,7 +124,7 @@ def conditions() -> list[dict]:
 
 
 def leaves(node, decision: bool = False):
-    """The conditions of the decisions in a part of the syntax: what is left without `&&`, `||` and `!`."""
+    """The conditions of the decisions in a part of the syntax: the operands of `&&`, `||` and `!`."""
     kind = node.type
     operator = node.child_by_field_name("operator")
     is_logical = kind == "binary_expression" and operator.type in ("&&", "||")
@@ -675,8 +675,8 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, usage=argparse.SUPPRESS
     )
     commands = parser.add_subparsers(dest="command", required=True)
-    beside = Path(__file__).resolve().parent
-    target = beside if (beside / "manifest.json").exists() else ROOT / "target/mutants"
+    here = Path(__file__).resolve().parent
+    target = here if (here / "manifest.json").exists() else ROOT / "target/mutants"
     build_options = commands.add_parser("build")
     build_options.add_argument("--seed", action="append")
     build_options.add_argument("--count", type=int, default=150)

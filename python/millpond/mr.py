@@ -983,7 +983,7 @@ class BudgetResourceAdaptor(LimitingResourceAdaptor):
         request calls it once at most. The function may use this resource, and its requests do not wait. An
         exception goes to `sys.unraisablehook`.
 
-        The budget keeps the function, and what the function holds. If this includes this resource or its
+        The budget keeps the function and everything that it holds. If this includes this resource or its
         buffers, the resource lives until you remove the function. Budgets of the same tree return only the
         idle memory of pools that are part of their own stack: for another pool above this budget, let the
         function call the pool's `trim()`.

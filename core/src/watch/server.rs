@@ -53,7 +53,7 @@ fn bind(path: &Path) -> io::Result<UnixListener> {
         return Err(io::ErrorKind::AddrInUse.into());
     }
     // A new socket has the permissions that the program gives to new files. So it is made in a folder that is
-    // closed to others. Nobody can prepare a link with the folder's name.
+    // closed to others. No other user can know the folder's name and prepare a link.
     let closed = path.with_extension(format!("{:x}", RandomState::new().build_hasher().finish()));
     let socket = closed.join("sock");
     DirBuilder::new().mode(0o700).create(&closed)?;

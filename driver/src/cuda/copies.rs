@@ -2,7 +2,8 @@
 //!
 //! CUDA counts the memory of a pool on the host as host memory. `cuMemcpyHtoDAsync` and `cuMemcpyDtoHAsync`
 //! refuse it with [`INVALID_VALUE`](DriverError::INVALID_VALUE), unlike pinned memory (an H100 and an H200,
-//! driver 580.159, 2026-11-27). `cuMemcpyAsync` finds out where an address lies, so it gets what these refuse.
+//! driver 580.159, 2026-11-27). `cuMemcpyAsync` finds out where an address lies, so it gets the copies that
+//! these refuse.
 
 use millpond_core::driver::DriverResult;
 use millpond_core::{DevicePtr, DriverError, StreamRef};

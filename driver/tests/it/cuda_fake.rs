@@ -541,7 +541,7 @@ fn contents_reach_memory_that_cuda_counts_as_the_hosts() {
         unsafe {
             driver.memcpy_htod_async(memory(&mut there), b"pond".as_ptr(), 4, StreamRef::LEGACY).unwrap();
             driver.memcpy_dtoh_async(back.as_mut_ptr(), memory(&mut there), 4, StreamRef::LEGACY).unwrap();
-            // The error is that of the usual call.
+            // The usual call's error is returned.
             let (wrong, stream) = (DevicePtr::new(1), StreamRef::LEGACY);
             let to = driver.memcpy_htod_async(wrong, b"pond".as_ptr(), 4, stream).unwrap_err();
             let from = driver.memcpy_dtoh_async(back.as_mut_ptr(), wrong, 4, stream).unwrap_err();

@@ -73,8 +73,8 @@ fn write_there(path: &Path, body: impl FnOnce(&mut dyn Write) -> io::Result<()>)
     Ok(())
 }
 
-/// Gives a new file the permissions of the file that it replaces. If that file is another user's, the new file
-/// keeps its own permissions. The file is open, because another user could replace its name.
+/// Gives a new file the permissions of the file that it replaces. If that file is another user's, the new
+/// file keeps its own permissions. The file is open, because another user could replace its name.
 fn keep_permissions(file: &File, replaced: &fs::Metadata) -> io::Result<()> {
     let mut permissions = replaced.permissions();
     #[cfg(unix)]

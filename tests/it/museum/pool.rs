@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Instant;
 
-/// What the comparison with the model (`resources/src/pool/central/tie/`) says.
+/// The words of the comparison with the model (`resources/src/pool/central/tie/`).
 const DIFFERS: &str = "the pool and the model differ";
 
 /// A change of one place in a file of `resources/src/`, and a text from the run that finds it.

@@ -48,8 +48,8 @@ impl Clone for World {
 }
 
 impl World {
-    /// Returns this state in the model's words, with the truth of `truth`. Returns what the model has no word
-    /// for, if there is something.
+    /// Returns this state in the model's words, with the truth of `truth`. An error names all that the model
+    /// has no word for.
     pub(super) fn in_words_of(&self, truth: &State) -> Result<State, String> {
         let mut state = *truth;
         for (id, it) in (0..).zip(&mut state.streams) {
