@@ -111,7 +111,7 @@ checked() {
 
 # The tools share the GPUs of the machine.
 tools() {
-    local stacks=3 gpus tool index=0 start=$SECONDS
+    local stacks=3 gpus tool index=0 code start=$SECONDS
     gpus=$(nvidia-smi -L | wc -l)
     local -A running=()
     for tool in memcheck racecheck synccheck initcheck; do
@@ -122,9 +122,9 @@ tools() {
     done
     for tool in "${!running[@]}"; do
         wait "${running[$tool]}"
-        index=$?
+        code=$?
         cp "$out/$tool.log" "$one"
-        record "soak under $tool" "$index" "$((SECONDS - start))"
+        record "soak under $tool" "$code" "$((SECONDS - start))"
         grep -aE 'ERROR SUMMARY|^soak of' "$one" | sed 's/^/   /'
     done
 }

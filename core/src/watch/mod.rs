@@ -31,7 +31,7 @@
 //! a stack during that time, the thread drops the stack later.
 //!
 //! The thread makes driver calls only if a layer needs them for its
-//! [`statistics`](crate::DeviceMemoryResource::statistics), as `cuda_async` does.
+//! [`statistics`](crate::DeviceMemoryResource::statistics).
 
 #[cfg(all(unix, feature = "watch"))]
 mod folder;

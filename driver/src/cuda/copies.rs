@@ -23,15 +23,13 @@ impl CudaDriver {
         stream: StreamRef,
     ) -> DriverResult<()> {
         let _context = self.enter()?;
-        let (functions, stream) = (self.functions(), stream.handle());
-        // SAFETY: the caller vouched for the arguments.
-        let refused = match unsafe { functions.memcpy_htod_async(dst.address(), src.cast(), bytes, stream) } {
-            Err(error) if error.code() == DriverError::INVALID_VALUE => error,
-            done => return done,
-        };
-        // SAFETY: as above. The driver reads the host's memory at the same address.
-        unsafe { functions.memcpy_async(dst.address(), src.expose_provenance() as u64, bytes, stream) }
-            .map_err(|_| refused)
+        let (functions, dst, stream) = (self.functions(), dst.address(), stream.handle());
+        // SAFETY: the caller vouched for the arguments. The driver reads the host's memory at its address.
+        unsafe {
+            functions
+                .memcpy_htod_async(dst, src.cast(), bytes, stream)
+                .or_else(|error| self.copy_anyway(error, dst, src.expose_provenance() as u64, bytes, stream))
+        }
     }
 
     /// Copies bytes to the host.
@@ -46,14 +44,32 @@ impl CudaDriver {
         stream: StreamRef,
     ) -> DriverResult<()> {
         let _context = self.enter()?;
-        let (functions, stream) = (self.functions(), stream.handle());
+        let (functions, src, stream) = (self.functions(), src.address(), stream.handle());
+        // SAFETY: the caller vouched for the arguments. The driver writes the host's memory at its address.
+        unsafe {
+            functions
+                .memcpy_dtoh_async(dst.cast(), src, bytes, stream)
+                .or_else(|error| self.copy_anyway(error, dst.expose_provenance() as u64, src, bytes, stream))
+        }
+    }
+
+    /// Copies what another call refused with `error` as invalid. Returns this error if the driver refuses the
+    /// copy again, or refused it for another reason.
+    ///
+    /// # Safety
+    /// As for a copy of these bytes on the stream.
+    unsafe fn copy_anyway(
+        &self,
+        error: DriverError,
+        dst: u64,
+        src: u64,
+        bytes: u64,
+        stream: u64,
+    ) -> DriverResult<()> {
+        if error.code() != DriverError::INVALID_VALUE {
+            return Err(error);
+        }
         // SAFETY: the caller vouched for the arguments.
-        let refused = match unsafe { functions.memcpy_dtoh_async(dst.cast(), src.address(), bytes, stream) } {
-            Err(error) if error.code() == DriverError::INVALID_VALUE => error,
-            done => return done,
-        };
-        // SAFETY: as above. The driver writes the host's memory at the same address.
-        unsafe { functions.memcpy_async(dst.expose_provenance() as u64, src.address(), bytes, stream) }
-            .map_err(|_| refused)
+        unsafe { self.functions().memcpy_async(dst, src, bytes, stream) }.map_err(|_| error)
     }
 }

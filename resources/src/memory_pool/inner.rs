@@ -1,7 +1,7 @@
 //! A pool's blocks, and the order in which they are freed: on the caller's stream, or outside of a capture.
 
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, LazyLock, OnceLock, Weak};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, LazyLock, Weak};
 
 use dashmap::DashMap;
 use millpond_core::driver::{
@@ -99,8 +99,8 @@ pub(crate) struct Inner {
     /// The number of deferred blocks, readable without the lock.
     deferred_count: AtomicUsize,
     aside: OwnStream,
-    /// The code with which the driver refused to export the pool, if it did for good.
-    pub(super) export_refusal: OnceLock<i32>,
+    /// Whether the driver does not permit to export the pool.
+    pub(super) is_export_refused: AtomicBool,
 }
 
 impl Inner {
@@ -116,7 +116,7 @@ impl Inner {
             last_freed_on: AtomicU64::new(NO_STREAM),
             deferred_count: AtomicUsize::new(0),
             aside: OwnStream::default(),
-            export_refusal: OnceLock::new(),
+            is_export_refused: AtomicBool::new(false),
         }
     }
 
@@ -191,16 +191,13 @@ impl Inner {
 
     // --- Deallocation ---
 
-    /// Takes a block back in the order of `stream`.
-    /// Whether this is a forked child of the process that has the pool. It must not call the driver.
+    /// Returns whether this is a forked child of the process that has the pool. It must not call the driver.
     pub(super) fn is_elsewhere(&self) -> bool {
         self.process.is_elsewhere()
     }
 
+    /// Takes a block back in the order of `stream`.
     pub(crate) fn deallocate(&self, ptr: DevicePtr, layout: Layout, stream: StreamRef) -> Freed {
-        if self.is_elsewhere() {
-            return Freed::Taken;
-        }
         let is_lost = self.driver.health().is_lost();
         if is_lost && !self.driver.was_reset() {
             return Freed::Taken;

@@ -47,6 +47,8 @@ use millpond_core::driver::{
 };
 use millpond_core::{DriverHandle, Error, ErrorKind, MemoryInfo, Result};
 
+use crate::process;
+
 pub use graph::GraphMemory;
 pub use guard::CurrentPool;
 pub(crate) use inner::Freed;
@@ -415,7 +417,7 @@ impl Drop for MemoryPool {
     fn drop(&mut self) {
         if self.0.is_elsewhere() {
             // In a forked child, the pool stays: other threads may have been in its parts during the fork.
-            return std::mem::forget(Arc::clone(&self.0));
+            return process::leave(&self.0);
         }
         if !self.0.driver.was_reset() {
             return;

@@ -2,6 +2,7 @@
 
 use std::io::{PipeReader, PipeWriter};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::sync::atomic::Ordering;
 
 use millpond_core::driver::{
     CaptureModeGuard, Driver, DriverResult, FabricHandle, HandleTypes, MemPool, MemPoolProps, MemPoolPtrData,
@@ -63,17 +64,15 @@ impl MemoryPool {
     /// Exports the pool by a call. After a refusal for lack of an IMEX channel, driver 580 (CUDA 13.0) does
     /// not return from the pool's next export. So the refusal is remembered.
     fn export<T>(&self, export: impl FnOnce(&dyn Driver) -> DriverResult<T>) -> Result<T> {
-        let refusal = &self.inner().export_refusal;
-        if let Some(code) = refusal.get() {
-            let error = DriverError::new(*code, "cuMemPoolExportToShareableHandle");
+        let is_refused = &self.inner().is_export_refused;
+        if is_refused.load(Ordering::Relaxed) {
+            let error = DriverError::new(DriverError::NOT_PERMITTED, "cuMemPoolExportToShareableHandle");
             return Err(handles::explain(error.into(), &**self.driver()));
         }
         self.call(export).map_err(|error| {
             let code = error.driver_error().map(DriverError::code);
-            if let Some(code) = code.filter(|code| *code == DriverError::NOT_PERMITTED)
-                && self.check_export(HandleTypes::FABRIC).is_ok()
-            {
-                let _ = refusal.set(code);
+            if code == Some(DriverError::NOT_PERMITTED) && self.check_export(HandleTypes::FABRIC).is_ok() {
+                is_refused.store(true, Ordering::Relaxed);
             }
             handles::explain(error, &**self.driver())
         })
