@@ -8,6 +8,8 @@
 mod circles;
 #[path = "tidy/heard.rs"]
 mod heard;
+#[path = "tidy/locks.rs"]
+mod locks;
 #[path = "tidy/markdown.rs"]
 mod markdown;
 #[path = "tidy/named.rs"]
@@ -551,6 +553,11 @@ fn unused_page(page: &File, files: &[File]) -> Option<String> {
 #[test]
 fn no_files_use_each_other_in_a_circle() {
     none(circles::circles(&files(), &[]));
+}
+
+#[test]
+fn other_lock_files_know_all_dependencies() {
+    none(locks::stale(&files(), &members()));
 }
 
 /// The folders of the pool's sources. Each uses only the folders after it.

@@ -354,3 +354,15 @@ fn programs_that_no_test_runs_are_found() {
     assert!(untested(&page("```rust\n```\n"), tested).is_none());
     assert!(untested(&page("```console\n```\n"), "").is_none());
 }
+
+#[test]
+fn lock_files_that_lack_a_dependency_are_found() {
+    let manifest =
+        "[package]\nname = \"a\"\n[dependencies]\nb = \"1\"\nc = { version = \"1\", optional = true }\n";
+    let lock = |names: &str| {
+        let text = format!("[[package]]\nname = \"a\"\nversion = \"0.1.0\"\ndependencies = [\n{names}]\n");
+        [File::of("a/Cargo.toml", manifest), File::of("integrations/x/Cargo.lock", text)]
+    };
+    let found = |names: &str| locks::stale(&lock(names), &["a".to_owned()]).len();
+    assert_eq!((found(" \"b\",\n"), found(" \"b 1.2.0\",\n"), found(" \"c\",\n")), (0, 0, 1));
+}

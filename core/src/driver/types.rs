@@ -43,7 +43,8 @@ pub enum DeviceAttribute {
     /// created with [`PhysicalProps::rdma`].
     RdmaOfPhysicalMemorySupported,
     /// The handle types through which pools can be exported, as the bits of
-    /// [`HandleTypes`](super::HandleTypes).
+    /// [`HandleTypes`](super::HandleTypes). Fabric handles are included only if this process sees a channel
+    /// of IMEX.
     MemPoolSupportedHandleTypes,
 }
 

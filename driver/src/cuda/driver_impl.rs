@@ -16,6 +16,7 @@ use super::CudaDriver;
 use super::abi::{self, AllocationProp, IpcHandle, Location};
 use super::capture_mode::exchange_mode;
 use super::living::End;
+use super::pools;
 
 // Two clauses recur in the `SAFETY` comments below. "The results go to locals" means that the call writes
 // through pointers to locals of the types that CUDA requires. "The caller vouched" means that the method is
@@ -78,6 +79,9 @@ impl Driver for CudaDriver {
         let mut value = 0;
         // SAFETY: the results go to locals of the right types.
         unsafe { self.functions().device_get_attribute(&raw mut value, number, self.device) }?;
+        if attribute == DeviceAttribute::MemPoolSupportedHandleTypes && !pools::has_fabric_channel() {
+            value &= !(abi::CU_MEM_HANDLE_TYPE_FABRIC as i32);
+        }
         Ok(i64::from(value))
     }
 
@@ -539,9 +543,8 @@ impl Driver for CudaDriver {
         bytes: u64,
         stream: StreamRef,
     ) -> DriverResult<()> {
-        let _context = self.enter()?;
         // SAFETY: the caller vouched for the arguments.
-        unsafe { self.functions().memcpy_dtod_async(dst.address(), src.address(), bytes, stream.handle()) }
+        unsafe { self.copy_on_device(dst, src, bytes, stream) }
     }
 
     unsafe fn memcpy_peer_async(

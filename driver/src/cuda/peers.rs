@@ -62,11 +62,13 @@ impl CudaDriver {
         })?;
         let (to, from) = (self.context.get()?.handle(), source.context.get()?.handle());
         let _context = self.enter()?;
+        let (dst, src, stream) = (dst.address(), src.address(), stream.handle());
         // SAFETY: the caller vouches for both ranges and the stream; the contexts are retained for the life
         // of the process.
         unsafe {
-            let functions = self.functions();
-            functions.memcpy_peer_async(dst.address(), to, src.address(), from, bytes, stream.handle())
+            self.functions()
+                .memcpy_peer_async(dst, to, src, from, bytes, stream)
+                .or_else(|error| self.copy_anyway(error, dst, src, bytes, stream))
         }
     }
 

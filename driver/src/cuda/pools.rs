@@ -18,6 +18,12 @@ fn number_of(attribute: MemPoolAttribute, call: &'static str) -> DriverResult<u3
     abi::pool_attribute(attribute).ok_or_else(|| DriverError::new(DriverError::NOT_SUPPORTED, call))
 }
 
+/// Returns whether this process sees a channel of IMEX, which fabric handles need. Without one, the driver
+/// makes pools with fabric handles, and then their export fails, hangs or ends the process (driver 580.159).
+pub(super) fn has_fabric_channel() -> bool {
+    std::fs::read_dir("/dev/nvidia-caps-imex-channels").is_ok_and(|mut channels| channels.next().is_some())
+}
+
 /// Implements the methods of [`Driver`](millpond_core::Driver) with the same names.
 impl CudaDriver {
     pub(super) fn mem_pool_create(&self, props: MemPoolProps) -> DriverResult<MemPool> {

@@ -129,8 +129,9 @@ pub unsafe extern "C" fn cuDeviceCanAccessPeer(can: *mut i32, device: i32, peer:
 }
 
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuDeviceGetAttribute(value: *mut i32, _attribute: u32, _device: i32) -> i32 {
-    unsafe { *value = 1 };
+pub unsafe extern "C" fn cuDeviceGetAttribute(value: *mut i32, attribute: u32, _device: i32) -> i32 {
+    // Pools have file descriptors and fabric handles.
+    unsafe { *value = if attribute == 119 { 1 | 8 } else { 1 } };
     0
 }
 

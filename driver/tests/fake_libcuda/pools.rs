@@ -184,6 +184,16 @@ pub extern "C" fn cuMemcpyHtoDAsync_v2(_dst: u64, _src: *const c_void, _bytes: u
 }
 
 #[unsafe(no_mangle)]
+pub extern "C" fn cuMemcpyDtoDAsync_v2(_dst: u64, _src: u64, _bytes: u64, _stream: u64) -> i32 {
+    INVALID_VALUE
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cuMemcpyPeerAsync(_dst: u64, _to: u64, _src: u64, _from: u64, _bytes: u64, _s: u64) -> i32 {
+    INVALID_VALUE
+}
+
+#[unsafe(no_mangle)]
 pub extern "C" fn cuMemcpyDtoHAsync_v2(_dst: *mut c_void, _src: u64, _bytes: u64, _stream: u64) -> i32 {
     INVALID_VALUE
 }

@@ -6,9 +6,9 @@ use std::sync::Arc;
 
 use libloading::Library;
 use millpond_core::driver::{
-    AccessFlags, AccessLocation, CaptureMode, DriverError, EventFlags, FabricHandle, HandleTypes,
-    MemAllocationType, MemLocation, MemPool, MemPoolAttribute, MemPoolProps, MemPoolPtrData, MemoryKind,
-    StreamFlags,
+    AccessFlags, AccessLocation, CaptureMode, DeviceAttribute, DriverError, EventFlags, FabricHandle,
+    HandleTypes, MemAllocationType, MemLocation, MemPool, MemPoolAttribute, MemPoolProps, MemPoolPtrData,
+    MemoryKind, StreamFlags,
 };
 use millpond_core::{DeviceId, DevicePtr, Driver, ErrorKind, StreamRef};
 use millpond_driver::DeviceSpec;
@@ -431,6 +431,10 @@ fn pools_are_described_to_cuda_as_its_header_says() {
         let props = MemPoolProps::default();
         assert_eq!(make(props).unwrap(), "000000110100");
         let handles = HandleTypes::POSIX_FD | HandleTypes::FABRIC;
+        let has_channel = std::path::Path::new("/dev/nvidia-caps-imex-channels").exists();
+        let supported = if has_channel { handles } else { HandleTypes::POSIX_FD };
+        let bits = driver.attribute(DeviceAttribute::MemPoolSupportedHandleTypes);
+        assert_eq!(bits, Ok(i64::from(supported.bits())));
         assert_eq!(make(props.max_bytes(7).handles(handles)).unwrap(), "000009110107");
         assert_eq!(make(props.hw_decompress(true)).unwrap(), "000200110100");
         let managed = props.kind(MemAllocationType::Managed);
@@ -535,17 +539,22 @@ fn pools_are_shared_with_devices_and_processes() {
 fn contents_reach_memory_that_cuda_counts_as_the_hosts() {
     with_pools("contents_reach_memory_that_cuda_counts_as_the_hosts", || {
         let driver = CudaDriver::open(0).unwrap();
-        let (mut there, mut back) = ([0_u8; 4], [0_u8; 4]);
+        let (mut there, mut moved, mut back) = ([0_u8; 4], [0_u8; 4], [0_u8; 4]);
         let memory = |array: &mut [u8; 4]| DevicePtr::new(array.as_mut_ptr().expose_provenance() as u64);
         // SAFETY: the arrays outlive the calls, which copy at once; nothing is at address 1.
         unsafe {
             driver.memcpy_htod_async(memory(&mut there), b"pond".as_ptr(), 4, StreamRef::LEGACY).unwrap();
-            driver.memcpy_dtoh_async(back.as_mut_ptr(), memory(&mut there), 4, StreamRef::LEGACY).unwrap();
+            let (from, to) = (memory(&mut there), memory(&mut moved));
+            driver.memcpy_dtod_async(to, from, 2, StreamRef::LEGACY).unwrap();
+            let (from, to) = (from.offset(2), to.offset(2));
+            driver.memcpy_peer_async(to, from, driver.device(), 2, StreamRef::LEGACY).unwrap();
+            driver.memcpy_dtoh_async(back.as_mut_ptr(), memory(&mut moved), 4, StreamRef::LEGACY).unwrap();
             // The usual call's error is returned.
             let (wrong, stream) = (DevicePtr::new(1), StreamRef::LEGACY);
             let to = driver.memcpy_htod_async(wrong, b"pond".as_ptr(), 4, stream).unwrap_err();
             let from = driver.memcpy_dtoh_async(back.as_mut_ptr(), wrong, 4, stream).unwrap_err();
-            assert_eq!([to, from].map(|error| error.code()), [DriverError::INVALID_VALUE; 2]);
+            let inside = driver.memcpy_dtod_async(memory(&mut moved), wrong, 4, stream).unwrap_err();
+            assert_eq!([to, from, inside].map(|error| error.code()), [DriverError::INVALID_VALUE; 3]);
         }
         assert_eq!((&there, &back), (b"pond", b"pond"));
     });

@@ -25,21 +25,32 @@ pub(super) fn check(driver: &dyn Driver, props: MemPoolProps) -> Result<()> {
         );
     }
     match call(driver, |driver| driver.attribute(DeviceAttribute::MemPoolSupportedHandleTypes)) {
-        Ok(bits) if !HandleTypes::from_bits(bits as u32).contains(props.handles) => unsupported(
-            "the device does not support pools with these handles; choose another kind of handle, or none",
-        ),
+        Ok(bits) => {
+            let supported = HandleTypes::from_bits(bits as u32);
+            if supported.contains(props.handles) {
+                return Ok(());
+            }
+            let lacks_fabric = props.handles.contains(HandleTypes::FABRIC);
+            unsupported(if lacks_fabric && supported.contains(HandleTypes::POSIX_FD) {
+                FABRIC_NEEDS
+            } else {
+                "the device does not support pools with these handles; choose another kind of handle, or none"
+            })
+        }
         Err(error) if error.is_sticky() => Err(error),
-        _ => Ok(()),
+        Err(_) => Ok(()),
     }
 }
+
+const FABRIC_NEEDS: &str = "fabric handles need a GPU of compute capability 9.0 or later, and a channel of \
+ IMEX that exporter and importer may open; create \
+ /dev/nvidia-caps-imex-channels/channel0 as CUDA's documentation of \
+ cuMemPoolCreate says, or make the pool with file descriptors alone (handles=fd)";
 
 /// Adds the reason and the remedy if the driver refused a fabric handle because of the IMEX channel.
 pub(super) fn explain(error: Error, driver: &dyn Driver) -> Error {
     if error.driver_error().is_none_or(|error| error.code() != DriverError::NOT_PERMITTED) {
         return error;
     }
-    let why = "fabric handles need a channel of IMEX that exporter and importer may open; create \
-               /dev/nvidia-caps-imex-channels/channel0 as CUDA's documentation of cuMemPoolCreate says, or \
-               make the pool with file descriptors alone (handles=fd)";
-    Error::new(ErrorKind::Unsupported, why).on_device(driver.device()).caused_by(error)
+    Error::new(ErrorKind::Unsupported, FABRIC_NEEDS).on_device(driver.device()).caused_by(error)
 }

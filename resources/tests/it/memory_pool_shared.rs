@@ -6,7 +6,7 @@ use std::sync::Arc;
 use millpond_core::driver::{FabricHandle, HandleTypes, MemPoolPtrData};
 use millpond_core::{DeviceId, DeviceMemoryResourceExt, DevicePtr, Driver, DriverError, ErrorKind};
 use millpond_driver::CallKind;
-use millpond_driver::sim::{Access, FaultPlan, SimDevice};
+use millpond_driver::sim::{Access, FaultPlan, SimConfig, SimDevice};
 use millpond_resources::CudaAsyncViewMemoryResource;
 use millpond_resources::memory_pool::{ImporterToken, MemoryPool, PoolReuse, handshake};
 use millpond_testkit::hooked::HookedDriver;
@@ -94,9 +94,16 @@ fn a_fabric_handle_that_names_no_pool() {
     assert_eq!(device.live_allocations(), 0);
 }
 
-/// A machine whose GPUs have fabric handles, but whose user may open no channel of IMEX.
+/// A machine whose GPUs have fabric handles, but whose user may open no channel of IMEX; and an older GPU.
 #[test]
 fn fabric_handles_without_a_channel_of_imex() {
+    const WHY: &str = "fabric handles need a GPU of compute capability 9.0 or later, and a channel of \
+ IMEX that exporter and importer may open; create \
+ /dev/nvidia-caps-imex-channels/channel0 as CUDA's documentation of \
+ cuMemPoolCreate says, or make the pool with file descriptors alone (handles=fd)";
+    let ampere = SimDevice::new(SimConfig::a100());
+    let refused = said(MemoryPool::new(ampere.clone(), options().handles(HandleTypes::FABRIC)));
+    assert_eq!(refused, (ErrorKind::Unsupported, format!("not supported on DEVICE: {WHY}")));
     let device = device();
     let fabric = options().handles(HandleTypes::FABRIC);
     let handle = pool(&device, fabric).export_fabric().unwrap();
@@ -110,10 +117,8 @@ fn fabric_handles_without_a_channel_of_imex() {
             _ => MemoryPool::new(device.clone(), fabric),
         };
         let (kind, text) = said(refused);
-        let why = "fabric handles need a channel of IMEX that exporter and importer may open; create \
-                   /dev/nvidia-caps-imex-channels/channel0 as CUDA's documentation of cuMemPoolCreate says, \
-                   or make the pool with file descriptors alone (handles=fd): ";
-        assert!(kind == ErrorKind::Unsupported && text.contains(why) && text.contains(call), "{text}");
+        let is_told = text.contains(WHY) && text.contains(call);
+        assert!(kind == ErrorKind::Unsupported && is_told, "{text}");
     }
     device.set_faults(FaultPlan::none());
     assert_eq!(device.live_allocations(), 0);
