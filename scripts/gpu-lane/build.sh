@@ -3,11 +3,11 @@
 #
 #   scripts/gpu-lane/build.sh [DIR] [--logs DIR]
 #
-# DIR (gpu-lane by default, which git ignores) then holds the test binaries with GPU tests, the replay binary,
-# the logs, libmillpond and the example of Thrust, the files that Numba's own tests need (from pip and the
-# network), run.sh and a MANIFEST. Copy DIR
-# to the GPU machine and start run.sh there. That machine needs an NVIDIA driver, and a glibc at least as new
-# as the one named in MANIFEST, but no Rust.
+# DIR (gpu-lane by default, which git ignores) then holds the test binaries with GPU tests, the library that
+# makes CUDA's calls fail, the replay binary, the logs, libmillpond and the example of Thrust, the files that
+# Numba's own tests need (from pip and the network), run.sh and a MANIFEST. Copy DIR to the GPU machine and
+# start run.sh there. That machine needs an NVIDIA driver, and a glibc at least as new as the one named in
+# MANIFEST, but no Rust.
 set -euo pipefail
 
 usage() {
@@ -81,6 +81,13 @@ while read -r _package name path; do
 done <"$target_dir/built"
 rm "$target_dir/built"
 [[ -x $target_dir/memory_checker ]] || { echo "cargo named no program memory_checker" >&2; exit 1; }
+
+echo "== building the library that makes CUDA's calls fail"
+mkdir "$target_dir/faulty"
+sed -n '/^functions! {/,$p' driver/src/cuda/functions.rs >"$target_dir/functions.rs"
+MILLPOND_FUNCTIONS=$target_dir/functions.rs "${RUSTC:-rustc}" --crate-type=cdylib --crate-name=faulty \
+    --edition=2024 -C strip=symbols -o "$target_dir/faulty/libcuda.so.1" tests/faulty_libcuda/faulty.rs
+rm "$target_dir/functions.rs"
 
 echo "== building the plug-in for Numba"
 cargo build --release --locked -p millpond-plugin --example millpond_numba --message-format=json |

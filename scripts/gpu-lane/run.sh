@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
 # Runs on a GPU the files that build.sh gathered next to this script.
 #
-#   ./run.sh [tests|soak|sanitizer|checked|tools|replay|plan|numba|thrust|all]...
+#   ./run.sh [tests|soak|faults|sanitizer|checked|tools|replay|plan|numba|thrust|all]...
 #
-#   tests      every test that needs a GPU, except the soak
+#   tests      every test that needs a GPU, except the soak and the faults
 #   soak       the soak, in which kernels write and check tags: 10^6 operations on each stack; and its canary
+#   faults     every public operation that calls the driver, with each of its calls failing in five ways
 #   sanitizer  compute-sanitizer's memcheck over a short soak, and over errors in blocks, which it must find
 #   checked    the tests under compute-sanitizer's memcheck, without those that it cannot run
 #   tools      the soak under each of compute-sanitizer's four tools, at the same time
@@ -87,7 +88,7 @@ print(*{lib.rsplit("/", 1)[0] for lib in found}, sep=":")' 2>/dev/null)
     for binary in tests/*; do
         for module in $(names_in "$binary" | sed 's/::.*//' | sort -u); do
             row=$(basename "$binary" .it).$module
-            [[ $row == millpond-tests.soak ]] && continue
+            [[ $row == millpond-tests.soak || $row == millpond-tests.fault_operations ]] && continue
             mapfile -t names < <(names_in "$binary" | grep -E "^$module(::|\$)" | grep -vE "${left_out:-^$}")
             ((${#names[@]})) || continue
             attempt "$row${under:+, checked}" ${under:+"${under[@]}"} \
@@ -99,6 +100,14 @@ print(*{lib.rsplit("/", 1)[0] for lib in found}, sep=":")' 2>/dev/null)
 soak() {
     attempt soak tests/millpond-tests.it --ignored --test-threads=1 --nocapture soak::
     grep -aoE '([A-Z][A-Za-z()]*: )?soak of .*' "$one" | sed 's/^/   /'
+}
+
+# Each operation runs in a process of its own, so that a crash ends only that one.
+faults() {
+    attempt faults env MILLPOND_FAULTY_CUDA="$PWD/faulty" MILLPOND_FAULTS_SECONDS="$limit" \
+        tests/millpond-tests.it --ignored --nocapture --exact \
+        fault_operations::every_driver_call_of_a_gpu_may_fail
+    grep -aE '^[0-9]+ operations, |^left out: |^  FAILED ' "$one" | sed 's/^/   /'
 }
 
 # Takes longer than all other steps together, so `all` omits it. docs/lab/nvtx.md says why the tool cannot run
@@ -211,8 +220,8 @@ say "$({ nvidia-smi --query-gpu=name,driver_version,memory.total,compute_cap --f
 say "$(head -n 3 MANIFEST)"
 for step in "${@:-all}"; do
     case $step in
-        tests | soak | sanitizer | checked | tools | replay | plan | numba | thrust) "$step" ;;
-        all) tests; soak; sanitizer; replay; thrust ;;
+        tests | soak | faults | sanitizer | checked | tools | replay | plan | numba | thrust) "$step" ;;
+        all) tests; soak; faults; sanitizer; replay; thrust ;;
         *) echo "unknown step '$step'; use one that the top of this script lists" >&2; exit 2 ;;
     esac
 done

@@ -13,7 +13,7 @@
 //! | `MILLPOND_SOAK_STACKS` | the stacks, separated by `;` | several over `cuda` |
 //! | `MILLPOND_SOAK_SEED` | the seed of all random choices | 1 |
 
-mod kernels;
+pub(crate) mod kernels;
 mod worker;
 
 use std::env;

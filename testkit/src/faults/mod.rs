@@ -18,9 +18,11 @@ mod failure;
 mod kind;
 mod operation;
 mod stack;
+mod stage;
 
 pub use failure::Failure;
 pub(crate) use kind::FREES;
 pub use kind::{FaultKind, KINDS};
-pub use operation::{Act, Operation, Prepare, Stage, exhaust_operation};
+pub use operation::{Act, Operation, Prepare, Runs, exhaust_operation, exhaust_operation_on};
 pub use stack::{Ways, count_calls, exhaust};
+pub use stage::{FaultyDevice, Live, Stage};

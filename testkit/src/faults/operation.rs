@@ -1,6 +1,6 @@
 //! Runs one operation again and again. In each run, another of its driver calls fails.
 //!
-//! An operation is prepared on fresh simulated devices without faults. Then it runs while one of its driver
+//! An operation is prepared on fresh devices without faults. Then it runs while one of its driver
 //! calls fails. After that, there are two cases: it runs again without faults and ends, or it ends at once
 //! while later calls fail as planned. In every case, these conditions must hold:
 //! - nothing panics, the devices find no violation, and no `deallocate` is refused;
@@ -8,25 +8,24 @@
 //! - the same operation then works without faults on the same devices. But after a sticky error, it reports
 //!   that the device is lost, and neither the operation nor its end calls the driver any more.
 //!
-//! The devices see only driver calls and launched work. To check also the blocks that a pool hands out, put
+//! The devices are simulated, or the caller's own ([`FaultyDevice`](super::FaultyDevice)). They see only
+//! driver calls and launched work. To check also the blocks that a pool hands out, put
 //! [`Checked`](crate::Checked) on top of the resource in the operation. `Checked` reports each block to the
 //! device; its [`shadow`](crate::Checked::shadow) counts the blocks that are left.
 
 use std::fmt;
 use std::ops::ControlFlow;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Arc;
 
-use millpond_core::driver::StreamFlags;
-use millpond_core::{Driver, DriverHandle, Result, StreamRef};
+use millpond_core::Result;
 use millpond_driver::CallKind;
-use millpond_driver::sim::{FaultPlan, Schedule, SimConfig, SimDevice, SimMachine, Violation, ViolationKind};
+use millpond_driver::sim::{Violation, ViolationKind};
 
 use super::failure::Failure;
 use super::kind::{FREES, FaultKind, KINDS};
+use super::stack::Ways;
+use super::stage::{Live, Stage};
 use crate::{misuse_recorder, text_of};
-
-const CAPACITY: u64 = 256 << 20;
 
 /// The closure that each run calls. It owns everything that was prepared.
 pub type Act = Box<dyn FnMut() -> Result<()>>;
@@ -56,82 +55,34 @@ pub type Prepare = fn(&Stage) -> Result<Act>;
 pub struct Operation {
     name: &'static str,
     prepare: Prepare,
+    needs_peer: bool,
 }
 
 impl Operation {
     /// Creates an operation with this name.
     pub const fn new(name: &'static str, prepare: Prepare) -> Self {
-        Self { name, prepare }
+        Self { name, prepare, needs_peer: false }
+    }
+
+    /// Creates an operation that needs the stage's other device.
+    pub const fn with_peer(name: &'static str, prepare: Prepare) -> Self {
+        Self { name, prepare, needs_peer: true }
     }
 
     /// Returns the name.
     pub const fn name(&self) -> &'static str {
         self.name
     }
+
+    /// Returns whether the operation needs the stage's other device.
+    pub const fn needs_peer(&self) -> bool {
+        self.needs_peer
+    }
 }
 
 impl fmt::Debug for Operation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Operation").field("name", &self.name).finish_non_exhaustive()
-    }
-}
-
-/// Two fresh simulated devices of one machine that can access each other's memory, and their streams.
-#[derive(Clone, Debug)]
-pub struct Stage {
-    devices: [Arc<SimDevice>; 2],
-    streams: [StreamRef; 3],
-}
-
-impl Stage {
-    fn new() -> Self {
-        let machine = SimMachine::new();
-        let config = || SimConfig::with_capacity(CAPACITY).schedule(Schedule::Seeded(7));
-        let devices = [(); 2].map(|()| machine.add_device(config()));
-        let stream = |device: &Arc<SimDevice>| match device.stream_create(StreamFlags::NON_BLOCKING) {
-            Ok(stream) => stream,
-            Err(error) => panic!("cannot create a stream: {error}"),
-        };
-        let [first, second] = &devices;
-        Self { streams: [stream(first), stream(first), stream(second)], devices }
-    }
-
-    /// Returns the device.
-    pub fn device(&self) -> &Arc<SimDevice> {
-        &self.devices[0]
-    }
-
-    /// Returns the device's driver.
-    pub fn driver(&self) -> DriverHandle {
-        Arc::<SimDevice>::clone(&self.devices[0])
-    }
-
-    /// Returns the other device's driver.
-    pub fn peer(&self) -> DriverHandle {
-        Arc::<SimDevice>::clone(&self.devices[1])
-    }
-
-    /// Returns a stream of the device.
-    pub fn a(&self) -> StreamRef {
-        self.streams[0]
-    }
-
-    /// Returns another stream of the device.
-    pub fn b(&self) -> StreamRef {
-        self.streams[1]
-    }
-
-    /// Returns a stream of the other device.
-    pub fn on_peer(&self) -> StreamRef {
-        self.streams[2]
-    }
-
-    fn calls(&self) -> [u64; 2] {
-        [&self.devices[0], &self.devices[1]].map(|device| device.driver_calls())
-    }
-
-    fn failed(&self, kinds: &[CallKind]) -> u64 {
-        self.devices.iter().flat_map(|device| kinds.iter().map(|kind| device.failed_calls(*kind))).sum()
     }
 }
 
@@ -152,42 +103,66 @@ enum Then {
     End,
 }
 
-/// The driver calls of both devices, up to the end of the act and in total.
+/// The driver calls of each device, up to the end of the act and in total.
 struct Calls {
-    act: [u64; 2],
-    all: [u64; 2],
+    act: Vec<u64>,
+    all: Vec<u64>,
 }
 
-/// Runs the operation for every driver call in it, and for every way in [`KINDS`] in which this call can
-/// fail. Returns the number of runs.
+/// The runs of an operation.
+#[derive(Debug, Default)]
+#[non_exhaustive]
+pub struct Runs {
+    /// How many runs there were.
+    pub count: u64,
+    /// The runs that had an error.
+    pub failed: Vec<Failure>,
+}
+
+/// Runs the operation on fresh simulated devices for every driver call in it, and for every way in [`KINDS`]
+/// in which this call can fail. Returns the number of runs.
 ///
 /// # Errors
 /// Returns the first run that has an error.
 pub fn exhaust_operation(operation: &Operation) -> Result<u64, Box<Failure>> {
-    run(operation, None, Then::Again)?;
-    let calls = run(operation, None, Then::End)?;
-    let mut runs = 2;
-    let mut each = |fault: Fault| -> Result<(), Box<Failure>> {
-        if fault.call < calls.act[fault.device] {
-            run(operation, Some(fault), Then::Again)?;
-            runs += 1;
-        }
-        run(operation, Some(fault), Then::End)?;
-        runs += 1;
-        Ok(())
+    let runs = exhaust_operation_on(&Stage::simulated, operation, &KINDS, Ways::Every);
+    runs.failed.into_iter().next().map_or(Ok(runs.count), |failure| Err(Box::new(failure)))
+}
+
+/// Runs the operation for every driver call in it, and for these ways in which the call can fail: for each of
+/// them, or in turns. `stage` returns the devices of each run. They may be the same devices each time: only
+/// the objects that a run creates count as left. If the operation fails without faults, that is the only run.
+pub fn exhaust_operation_on(
+    stage: &dyn Fn() -> Stage,
+    operation: &Operation,
+    kinds: &[FaultKind],
+    ways: Ways,
+) -> Runs {
+    let mut runs = Runs::default();
+    let mut each = |fault: Option<Fault>, then: Then| {
+        runs.count += 1;
+        run(stage(), operation, fault, then).map_err(|failure| runs.failed.push(failure)).ok()
     };
-    for device in 0..2 {
-        for call in 0..calls.all[device] {
-            for kind in KINDS {
-                each(Fault { device, call, kind })?;
+    let calls = each(None, Then::Again).and_then(|_| each(None, Then::End));
+    let Some(calls) = calls else { return runs };
+    for (device, all) in calls.all.iter().enumerate() {
+        for call in 0..*all {
+            let is_turn = |turn: usize| ways == Ways::Every || call as usize % kinds.len() == turn;
+            for (_, kind) in kinds.iter().enumerate().filter(|(turn, _)| is_turn(*turn)) {
+                let fault = Some(Fault { device, call, kind: *kind });
+                if call < calls.act[device] {
+                    each(fault, Then::Again);
+                }
+                each(fault, Then::End);
             }
         }
     }
-    Ok(runs)
+    runs
 }
 
-fn run(operation: &Operation, fault: Option<Fault>, then: Then) -> Result<Calls, Box<Failure>> {
-    let run = Run { stage: Stage::new(), prepare: operation.prepare, fault, then };
+fn run(stage: Stage, operation: &Operation, fault: Option<Fault>, then: Then) -> Result<Calls, Failure> {
+    let before = stage.devices().iter().map(|device| device.live()).collect();
+    let run = Run { stage, before, prepare: operation.prepare, fault, then };
     let (result, misuses) = misuse_recorder::record(|| catch_unwind(AssertUnwindSafe(|| run.run())));
     let result = result.map_err(|panic| text_of(&*panic)).and_then(|(calls, frees_failed)| {
         // If the driver refuses to free a live block, a resource takes that for a caller's mistake.
@@ -198,13 +173,17 @@ fn run(operation: &Operation, fault: Option<Fault>, then: Then) -> Result<Calls,
         let (call, kind) = (fault.map(|fault| fault.call), fault.map_or(KINDS[0], |fault| fault.kind));
         let of_peer =
             if fault.is_some_and(|fault| fault.device == 1) { " (of the other device)" } else { "" };
-        let message = format!("then {then:?}{of_peer}: {message}");
-        Box::new(Failure { subject: operation.name.to_owned(), call, kind, message })
+        let name = fault.and_then(|fault| run.stage.devices()[fault.device].failed_name());
+        let name = name.map_or_else(String::new, |name| format!("{name}, "));
+        let message = format!("{name}then {then:?}{of_peer}: {message}");
+        Failure { subject: operation.name.to_owned(), call, kind, message }
     })
 }
 
 struct Run {
     stage: Stage,
+    /// The living objects of each device before the run.
+    before: Vec<Live>,
     prepare: Prepare,
     fault: Option<Fault>,
     then: Then,
@@ -228,13 +207,13 @@ impl Run {
     fn run(&self) -> (Calls, u64) {
         let mut act = (self.prepare)(&self.stage)
             .unwrap_or_else(|error| panic!("the operation cannot be prepared without faults: {error}"));
-        let start = self.stage.calls();
+        let start = self.calls();
         if let Some(Fault { device, call, kind }) = self.fault {
-            self.stage.devices[device].set_faults(kind.plan(call));
+            self.stage.devices()[device].set_fault(Some((call, kind)));
         }
-        let since = |calls: [u64; 2]| [calls[0] - start[0], calls[1] - start[1]];
+        let since_start = || self.calls().iter().zip(&start).map(|(now, then)| now - then).collect();
         let answer = act();
-        let acted = since(self.stage.calls());
+        let acted = since_start();
         self.check_answer(&answer);
         let mut failed = Failed::default();
         if self.then == Then::Again && self.check_lost().is_continue() {
@@ -242,16 +221,16 @@ impl Run {
             self.clear();
             act().unwrap_or_else(|error| panic!("the operation does not work afterwards: {error}"));
         }
-        let calls = self.stage.calls();
+        let calls = self.calls();
         let was_lost = self.is_lost();
         if was_lost && let Err(error) = act() {
             assert!(error.is_sticky(), "the device is lost, but the error is: {error}");
         }
         drop(act);
-        let all = since(self.stage.calls());
+        let all = since_start();
         if was_lost {
             let lost = self.fault.map_or(0, |fault| fault.device);
-            assert_eq!(self.stage.calls()[lost], calls[lost], "driver calls although the device is lost");
+            assert_eq!(self.calls()[lost], calls[lost], "driver calls although the device is lost");
         }
         failed = failed.and(self.failed());
         self.check_next();
@@ -259,14 +238,19 @@ impl Run {
         (Calls { act: acted, all }, failed.frees + failed.waits)
     }
 
-    /// Removes the fault plans.
+    /// The driver calls of each device so far.
+    fn calls(&self) -> Vec<u64> {
+        self.stage.devices().iter().map(|device| device.calls()).collect()
+    }
+
+    /// Removes the faults.
     fn clear(&self) {
-        self.stage.devices.iter().for_each(|device| device.set_faults(FaultPlan::none()));
+        self.stage.devices().iter().for_each(|device| device.set_fault(None));
     }
 
     /// Whether the planned call failed, and lost its device.
     fn is_lost(&self) -> bool {
-        self.fault.is_some_and(|fault| self.stage.devices[fault.device].is_lost())
+        self.fault.is_some_and(|fault| self.stage.devices()[fault.device].is_lost())
     }
 
     fn check_answer(&self, answer: &Result<()>) {
@@ -283,8 +267,11 @@ impl Run {
     fn check_lost(&self) -> ControlFlow<()> {
         match self.fault {
             Some(fault) if self.is_lost() => {
-                let health = self.stage.devices[fault.device].health();
-                assert!(health.is_lost(), "a call lost the device, but its health record does not say so");
+                let driver = self.stage.devices()[fault.device].driver();
+                assert!(
+                    driver.health().is_lost(),
+                    "a call lost the device, but its health record does not say so"
+                );
                 ControlFlow::Break(())
             }
             _ => ControlFlow::Continue(()),
@@ -292,7 +279,10 @@ impl Run {
     }
 
     fn failed(&self) -> Failed {
-        let failed = |kinds: &[CallKind]| self.stage.failed(kinds);
+        let devices = self.stage.devices();
+        let failed = |kinds: &[CallKind]| {
+            devices.iter().flat_map(|device| kinds.iter().map(|kind| device.failed_calls(*kind))).sum::<u64>()
+        };
         let is_persistent = self.fault.is_some_and(|fault| fault.kind.persistent);
         Failed {
             // The second attempt destroys a driver pool.
@@ -325,7 +315,8 @@ impl Run {
     fn check_devices(&self, failed: Failed) {
         let lost = self.is_lost();
         self.clear();
-        for (index, device) in self.stage.devices.iter().enumerate() {
+        let before = self.before.iter().zip(self.stage.at_first());
+        for (device, (before, at_first)) in self.stage.devices().iter().zip(before) {
             // Memory that another process could not close is still open when its owner frees it.
             let may_be_open = failed.frees + failed.waits + failed.device_waits > 0;
             let is_left_open =
@@ -338,10 +329,12 @@ impl Run {
             }
             // If pages are not returned, their addresses stay too.
             let kept = failed.frees + failed.waits + if failed.pages > 0 { RESERVATIONS } else { 0 };
-            let own = self.stage.streams.len() - 1 - index;
-            at_most("allocations", device.live_allocations(), kept);
-            at_most("events", device.live_events(), failed.events);
-            at_most("streams", device.live_streams() - own, failed.streams);
+            let now = device.live();
+            at_most("allocations", now.allocations - before.allocations, kept);
+            // The decay thread may still ask a pool that an earlier run had to leave.
+            let older = before.allocations.saturating_sub(at_first.allocations).max(0) as u64;
+            at_most("events", now.events - before.events, failed.events + older * STREAMS);
+            at_most("streams", now.streams - before.streams, failed.streams);
         }
     }
 }
@@ -359,9 +352,12 @@ impl Failed {
     }
 }
 
-fn at_most(what: &str, left: usize, explained: u64) {
-    assert!(left as u64 <= explained, "{left} {what} are left, but failed calls explain only {explained}");
+fn at_most(what: &str, left: i64, explained: u64) {
+    assert!(left <= explained as i64, "{left} {what} are left, but failed calls explain only {explained}");
 }
+
+/// The streams whose work a pool may ask for: the stage's two, and the legacy default stream.
+const STREAMS: u64 = 3;
 
 /// The number of address ranges that a pool reserves.
 const RESERVATIONS: u64 = 3;
@@ -373,7 +369,7 @@ const ENDS: [CallKind; 2] = [CallKind::MemHostRegister, CallKind::Ipc];
 #[cfg(test)]
 mod tests {
     use millpond_core::driver::call;
-    use millpond_core::{DevicePtr, Error};
+    use millpond_core::{DevicePtr, DriverHandle, Error};
 
     use super::*;
 

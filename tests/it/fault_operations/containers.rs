@@ -8,11 +8,10 @@ use millpond::containers::{
     PrefetchTo, Stream, StreamAllocator, StreamPool, available_device_memory, percent_of_free_device_memory,
     prefetch,
 };
-use millpond::driver::sim::{Access, SimDevice};
 use millpond::resources::{
     CudaMemoryResource, ManagedMemoryResource, PinnedHostMemoryResource, PoolMemoryResource, PoolOptions,
 };
-use millpond::{DeviceMemoryResourceExt, DevicePtr, Driver, Error, Layout, Result, StreamRef};
+use millpond::{DeviceMemoryResourceExt, DevicePtr, Error, Layout, Result, StreamRef};
 use millpond_core::driver::{EventFlags, StreamFlags, call};
 use millpond_testkit::faults::{Act, Operation, Stage};
 
@@ -74,7 +73,7 @@ fn on_vec(
 }
 
 fn read_on_b(stage: &Stage, ptr: DevicePtr) -> Result<()> {
-    stage.device().launch(stage.b(), &[Access::read(ptr, 4)]);
+    stage.device().read(ptr, 4, stage.b());
     Ok(())
 }
 
@@ -129,7 +128,7 @@ pub(crate) const OPERATIONS: &[Operation] = &[
             Ok(())
         })
     }),
-    Operation::new("DeviceBuffer::copy_of (to another device)", |stage| {
+    Operation::with_peer("DeviceBuffer::copy_of (to another device)", |stage| {
         on_buffer(stage, |buffer, stage| {
             let resource = CudaMemoryResource::new(stage.peer());
             let copy = DeviceBuffer::copy_of(buffer, stage.on_peer(), resource)?;
@@ -324,7 +323,7 @@ pub(crate) const OPERATIONS: &[Operation] = &[
         act(move || {
             buffer.copy_from_host_async(&VALUES, &staging)?;
             buffer.copy_from_host_async(&[0_u32; 2], &staging)?;
-            call(&**stage.device(), |driver| driver.synchronize())?;
+            call(&*stage.driver(), |driver| driver.synchronize())?;
             staging.trim().map(drop)
         })
     }),
@@ -401,7 +400,7 @@ pub(crate) const OPERATIONS: &[Operation] = &[
         on_stage(stage, move |stage| BorrowedStream::legacy(stage.driver()).wait(&event))
     }),
     // --- Devices, allocators and questions ---
-    Operation::new("DeviceGuard::new", |stage| {
+    Operation::with_peer("DeviceGuard::new", |stage| {
         on_stage(stage, |stage| {
             let guard = DeviceGuard::new(stage.peer().device())?;
             let resource = CudaMemoryResource::new(stage.driver());
@@ -438,7 +437,8 @@ pub(crate) const OPERATIONS: &[Operation] = &[
             for value in 0..300_u32 {
                 // An error of `allocator_api2` has no text.
                 if values.try_reserve(1).is_err() {
-                    let health = stage.device().health();
+                    let driver = stage.driver();
+                    let health = driver.health();
                     let refused = || Error::invalid_argument("no memory for the vector");
                     return Err(if health.is_lost() { health.error() } else { refused() });
                 }
@@ -451,9 +451,9 @@ pub(crate) const OPERATIONS: &[Operation] = &[
     Operation::new("prefetch", |stage| {
         let buffer = DeviceBuffer::new(1 << 20, stage.a(), managed(stage))?;
         on_stage(stage, move |stage| {
-            let driver: &SimDevice = stage.device();
             // SAFETY: the buffer is freed on this stream.
-            unsafe { prefetch(driver, buffer.as_ptr(), 4096, PrefetchTo::Device, stage.a()) }.map(drop)
+            unsafe { prefetch(&*stage.driver(), buffer.as_ptr(), 4096, PrefetchTo::Device, stage.a()) }
+                .map(drop)
         })
     }),
     Operation::new("available_device_memory", |stage| {

@@ -2,16 +2,14 @@
 
 use std::os::fd::AsFd;
 
-use millpond::driver::sim::Access;
 use millpond::resources::memory_pool::{GraphMemory, MemoryPool, MemoryPoolOptions, PoolReuse};
 use millpond::resources::{
     CudaAsyncManagedMemoryResource, CudaAsyncMemoryResource, CudaAsyncOptions, CudaAsyncPinnedMemoryResource,
     CudaAsyncPinnedOptions, CudaAsyncViewMemoryResource,
 };
-use millpond::{DeviceId, DeviceMemoryResource, DeviceMemoryResourceExt, DevicePtr, Driver, Result};
+use millpond::{DeviceId, DeviceMemoryResource, DeviceMemoryResourceExt, DevicePtr, Result};
 use millpond_core::driver::{
-    AccessFlags, AccessLocation, CaptureMode, HandleTypes, MemAllocationType, MemLocation, MemPoolPtrData,
-    call,
+    AccessFlags, AccessLocation, HandleTypes, MemAllocationType, MemLocation, MemPoolPtrData, call,
 };
 use millpond_testkit::faults::{Act, Operation, Stage};
 use millpond_testkit::hooked::HookedDriver;
@@ -64,7 +62,7 @@ impl Shared {
         let imported = import(stage, &pool)?;
         let resource = CudaAsyncViewMemoryResource::new(pool.clone())?;
         let ptr = resource.allocate_bytes(BYTES, stage.a())?;
-        stage.device().stream_synchronize(stage.a())?;
+        stage.driver().stream_synchronize(stage.a())?;
         let data = pool.export_pointer(ptr)?;
         Ok(Self { resource, imported, ptr, data, stage: stage.clone() })
     }
@@ -156,14 +154,14 @@ pub(crate) const OPERATIONS: &[Operation] = &[
             Ok(())
         })
     }),
-    Operation::new("MemoryPool::access", |stage| {
+    Operation::with_peer("MemoryPool::access", |stage| {
         let peer = stage.peer().device();
         on_pool(stage, move |pool| {
             pool.access(peer)?;
             pool.access(AccessLocation::Host).map(drop)
         })
     }),
-    Operation::new("MemoryPool::set_access", |stage| {
+    Operation::with_peer("MemoryPool::set_access", |stage| {
         let peer = stage.peer().device();
         on_pool(stage, move |pool| pool.set_access(AccessFlags::ReadWrite, &[peer]))
     }),
@@ -197,10 +195,10 @@ pub(crate) const OPERATIONS: &[Operation] = &[
         on_shared(stage, |shared| {
             let block = shared.imported.import_pointer(&shared.data)?;
             let stage = &shared.stage;
-            stage.device().launch(stage.b(), &[Access::read(block.device_pointer(), BYTES)]);
+            stage.device().read(block.device_pointer(), BYTES, stage.b());
             block.free_on(stage.b())?;
             // The handshake tells the exporter only then.
-            call(&**stage.device(), |driver| driver.stream_synchronize(stage.b()))
+            call(&*stage.driver(), |driver| driver.stream_synchronize(stage.b()))
         })
     }),
     // --- The resources on top of them ---
@@ -217,13 +215,13 @@ pub(crate) const OPERATIONS: &[Operation] = &[
         let resource = CudaAsyncMemoryResource::new(stage.driver(), CudaAsyncOptions::default())?;
         on_stage(stage, move |stage| {
             let device = stage.device();
-            device.begin_capture(stage.a(), CaptureMode::Global)?;
+            device.begin_capture(stage.a())?;
             let taken = resource.allocate_bytes(BYTES, stage.a());
             if let Ok(ptr) = taken {
                 // SAFETY: the block came from this resource with this size, and nothing uses it.
                 unsafe { resource.deallocate_bytes(ptr, BYTES, stage.a()) }
             }
-            drop(device.end_capture(stage.a()));
+            device.end_capture(stage.a());
             taken?;
             use_of(&resource, stage)
         })

@@ -7,7 +7,7 @@ use millpond::plugin::{
     MemoryManager, MillpondMemoryManager, get_ipc_handle, with_stream,
 };
 use millpond::stack::StackSpec;
-use millpond::{DeviceId, Driver, DriverHandle, Error, Result};
+use millpond::{DeviceId, DriverHandle, Error, Result};
 use millpond_core::driver::HostPtr;
 use millpond_engine::log::LogReader;
 use millpond_engine::program::{Limits, Program};
@@ -146,7 +146,7 @@ pub(crate) const OPERATIONS: &[Operation] = &[
     Operation::new("get_ipc_handle", |stage| {
         on_plain(stage, |manager, stage| {
             let memory = manager.memalloc(1 << 20)?;
-            get_ipc_handle(&**stage.device(), &memory).map(drop)
+            get_ipc_handle(&*stage.driver(), &memory).map(drop)
         })
     }),
     Operation::new("IpcHandle::open", |stage| {
@@ -248,7 +248,7 @@ pub(crate) const OPERATIONS: &[Operation] = &[
             let environment = Box::new(|_: &str| Some("cuda+pool:initial=4MiB,pages=off".to_owned()));
             let open = Box::new(|id: DeviceId| millpond::driver::open(id));
             let registry = ManagerRegistry::new(environment, open, millpond::layers());
-            let manager = registry.get(stage.device().device())?;
+            let manager = registry.get(stage.driver().device())?;
             let memory = manager.memalloc(4096)?;
             registry.reset();
             drop(memory);

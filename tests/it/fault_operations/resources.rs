@@ -18,9 +18,7 @@ use millpond::resources::{
     reset_per_device_resource, set_current_device_resource, set_per_device_resource,
 };
 use millpond::stack::StackSpec;
-use millpond::{
-    AnyResource, ByteSize, DeviceMemoryResource, DeviceMemoryResourceExt, Driver, Layout, Result,
-};
+use millpond::{AnyResource, ByteSize, DeviceMemoryResource, DeviceMemoryResourceExt, Layout, Result};
 use millpond_testkit::faults::{Operation, Stage};
 
 use super::support::{act, on_stage, use_of};
@@ -70,7 +68,7 @@ pub(crate) const OPERATIONS: &[Operation] = &[
     Operation::new("PoolMemoryResource::new (over regions)", |stage| {
         on_stage(stage, |stage| use_of(&pool(stage, PoolLayer::new().pages(PagesMode::Off))?, stage))
     }),
-    Operation::new("PoolMemoryResource::add_peer", |stage| {
+    Operation::with_peer("PoolMemoryResource::add_peer", |stage| {
         let pool = pool(stage, PoolLayer::new().initial_bytes(4 * MIB))?;
         on_stage(stage, move |stage| {
             pool.add_peer(stage.peer().device())?;
@@ -156,9 +154,11 @@ pub(crate) const OPERATIONS: &[Operation] = &[
         })
     }),
     Operation::new("PlanMemoryResource::open", |stage| {
-        on_stage(stage, |stage| {
-            let file = "../testkit/plans/equal_1024.plan";
-            let stack = PlanMemoryResource::open(pool(stage, PoolLayer::new())?, file)?;
+        let plan = include_str!("../../../testkit/plans/equal_1024.plan");
+        let file = std::env::temp_dir().join(format!("millpond-faults-{}.plan", std::process::id()));
+        std::fs::write(&file, plan).expect("the folder for temporary files is writable");
+        on_stage(stage, move |stage| {
+            let stack = PlanMemoryResource::open(pool(stage, PoolLayer::new())?, &file)?;
             (0..4).try_for_each(|_| use_of(&stack, stage))
         })
     }),
@@ -177,10 +177,10 @@ pub(crate) const OPERATIONS: &[Operation] = &[
         let resource = cuda(stage);
         on_stage(stage, move |stage| {
             let ptr = resource.allocate_bytes(MIB, stage.a())?;
-            drop(stage.device().begin_capture(stage.a(), millpond_core::driver::CaptureMode::Global));
+            drop(stage.device().begin_capture(stage.a()));
             // SAFETY: the block came from this resource with this size, and nothing uses it.
             unsafe { resource.deallocate_bytes(ptr, MIB, stage.a()) };
-            drop(stage.device().end_capture(stage.a()));
+            stage.device().end_capture(stage.a());
             use_of(&resource, stage)
         })
     }),
@@ -227,11 +227,11 @@ pub(crate) const OPERATIONS: &[Operation] = &[
     }),
     // --- The default resources ---
     Operation::new("get_per_device_resource", |stage| {
-        on_stage(stage, |stage| use_of(&get_per_device_resource(stage.device().device())?, stage))
+        on_stage(stage, |stage| use_of(&get_per_device_resource(stage.driver().device())?, stage))
     }),
     Operation::new("set_per_device_resource", |stage| {
         on_stage(stage, |stage| {
-            let (id, pool) = (stage.device().device(), pool(stage, PoolLayer::new())?);
+            let (id, pool) = (stage.driver().device(), pool(stage, PoolLayer::new())?);
             let before = set_per_device_resource(id, pool.into_any())?;
             let used = get_per_device_resource(id).and_then(|resource| use_of(&resource, stage));
             set_per_device_resource(id, before)?;
@@ -240,7 +240,7 @@ pub(crate) const OPERATIONS: &[Operation] = &[
     }),
     Operation::new("replace_per_device_resource", |stage| {
         on_stage(stage, |stage| {
-            let (id, pool) = (stage.device().device(), pool(stage, PoolLayer::new())?);
+            let (id, pool) = (stage.driver().device(), pool(stage, PoolLayer::new())?);
             let before = replace_per_device_resource(id, pool.into_any())?;
             let used = get_per_device_resource(id).and_then(|resource| use_of(&resource, stage));
             before.map_or_else(|| reset_per_device_resource(id), |it| set_per_device_resource(id, it))?;
@@ -248,7 +248,7 @@ pub(crate) const OPERATIONS: &[Operation] = &[
         })
     }),
     Operation::new("reset_per_device_resource", |stage| {
-        on_stage(stage, |stage| reset_per_device_resource(stage.device().device()).map(drop))
+        on_stage(stage, |stage| reset_per_device_resource(stage.driver().device()).map(drop))
     }),
     Operation::new("get_current_device_resource", |stage| {
         on_stage(stage, |stage| {
@@ -282,7 +282,7 @@ pub(crate) const OPERATIONS: &[Operation] = &[
     Operation::new("BudgetLayer::open", |stage| {
         on_stage(stage, |stage| {
             let layer = BudgetLayer::new("job", ByteSize::PercentOfFree(50.0));
-            layer.open(&**stage.device()).map(drop)
+            layer.open(&*stage.driver()).map(drop)
         })
     }),
     Operation::new("FallbackResourceAdaptor::new", |stage| {
@@ -320,7 +320,7 @@ pub(crate) const OPERATIONS: &[Operation] = &[
     }),
     // --- Stacks as text ---
     Operation::new("ByteSize::resolve", |stage| {
-        on_stage(stage, |stage| ByteSize::PercentOfFree(10.0).resolve(&**stage.device()).map(drop))
+        on_stage(stage, |stage| ByteSize::PercentOfFree(10.0).resolve(&*stage.driver()).map(drop))
     }),
     stack!("cuda+pool:initial=10%,max=75%+statistics+tracking"),
     stack!("cuda+pool:pages=off,initial=10%+limiting:limit=50%"),
