@@ -9,6 +9,8 @@ mod error;
 mod health;
 mod interface;
 mod pools;
+#[cfg(test)]
+mod tests;
 mod types;
 
 use std::sync::Arc;

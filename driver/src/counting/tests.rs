@@ -5,7 +5,7 @@ use std::sync::Arc;
 use millpond_core::driver::{DriverError, MemPoolProps, PhysicalProps};
 
 use super::*;
-use crate::sim::{SimConfig, SimDevice};
+use crate::sim::{SimConfig, SimDevice, SimMachine};
 
 const MIB: u64 = 1 << 20;
 
@@ -189,4 +189,41 @@ fn the_current_pool_counts_after_a_named_one_and_when_it_changes() {
     driver.device_set_mem_pool(other).unwrap();
     driver.mem_alloc_async(MIB, stream).unwrap();
     assert_eq!(driver.bytes_held(), 3 * one);
+}
+
+#[test]
+fn answers_are_those_of_the_wrapped_driver() {
+    let machine = SimMachine::new();
+    let [device, peer] = [(); 2].map(|()| machine.add_device(SimConfig::with_capacity(256 * MIB)));
+    let driver = CountingDriver::new(Arc::<SimDevice>::clone(&device));
+    let attribute = DeviceAttribute::MultiprocessorCount;
+    assert!(driver.attribute(attribute).unwrap() > 1);
+    assert_eq!(driver.attribute(attribute), device.attribute(attribute));
+    assert_eq!(driver.version(), device.version());
+    let unknown = DeviceId::sim(999);
+    assert_eq!([peer.device(), unknown].map(|it| driver.can_be_accessed_by(it)), [Ok(true), Ok(false)]);
+    assert_eq!(driver.active_peers(), device.active_peers());
+    assert_eq!(driver.mem_get_info(), device.mem_get_info());
+    assert_eq!(driver.host_memory_info(), device.host_memory_info());
+    assert_eq!(driver.mem_get_allocation_granularity(), device.mem_get_allocation_granularity());
+
+    let host = driver.mem_host_alloc(MIB, HostFlags::default()).unwrap();
+    let on_device = driver.mem_host_get_device_pointer(host).unwrap();
+    assert_eq!(Ok(on_device), device.mem_host_get_device_pointer(host));
+    assert_ne!(on_device, DevicePtr::NULL);
+    assert_eq!(driver.pointer_kind(on_device), device.pointer_kind(on_device));
+    // SAFETY: the memory came from this driver and is not used again.
+    unsafe { driver.mem_free_host(host) }.unwrap();
+
+    let (place, kind) = (MemLocation::Device, MemAllocationType::Pinned);
+    let pool = driver.mem_pool_create(MemPoolProps::default()).unwrap();
+    let default = driver.mem_get_default_mem_pool(place, kind).unwrap();
+    assert_eq!((driver.mem_get_mem_pool(place, kind), default == pool), (Ok(default), false));
+    driver.mem_set_mem_pool(place, kind, pool).unwrap();
+    assert_eq!(device.mem_get_mem_pool(place, kind), Ok(pool));
+    driver.device_set_mem_pool(default).unwrap();
+    assert_eq!(driver.device_get_mem_pool(), Ok(default));
+    // SAFETY: the pool came from this driver and is not used again.
+    unsafe { driver.mem_pool_destroy(pool) }.unwrap();
+    assert!(driver.mem_pool_trim_to(pool, 0).is_err());
 }
