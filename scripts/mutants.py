@@ -17,7 +17,7 @@ itself, as MC/DC wants.
 
 `run` runs the test programs in DIR (target/mutants) for each change until a test fails or a program does not
 end. A program is a crate's unit tests (the slow ones apart), one module of an `it`, such as
-resources::crowds, or one file of Python's tests, such as python::test_order. With --gpu, the driver's tests
+resources::crowds, another test binary, or one file of Python's tests, such as python::test_order. With --gpu, the driver's tests
 of a GPU run, too. First each program runs without a change, and the tests that fail then are skipped. If a
 test fails with a change, it runs three times without the change; if it fails then, the program has no
 verdict. A run that was stopped continues with the programs that are left. `run` needs only Python and DIR, so
@@ -352,7 +352,8 @@ def instrument(changes: list[dict], tree: Path) -> None:
 def compile_tests(changes: list[dict], tree: Path) -> list[dict]:
     """Builds the tests, without the changes that do not compile. Returns cargo's messages."""
     packages = [f"--package=millpond-{package}" for package in PACKAGES[:-1]]
-    tests = ["cargo", "test", "--locked", *packages, "--lib", "--test", "it", "--no-run"]
+    targets = ["--lib", "--test", "it", "--test", "memory_checker"]
+    tests = ["cargo", "test", "--locked", *packages, *targets, "--no-run"]
     libraries = ["cargo", "build", "--locked", "--package=millpond-python", "--package=millpond-capi"]
     while True:
         instrument(changes, tree)
@@ -395,12 +396,14 @@ def keep_binaries(messages: list[dict], folder: Path) -> list[dict]:
         tests = re.findall(r"^(.+): test$", listed, re.M)
         if not tests:
             continue
-        binary = folder / "bin" / f"{cwd.name}{'_unit' * unit}"
+        target = "unit" if unit else message["target"]["name"]
+        binary = folder / "bin" / f"{cwd.name}_{target}"
         shutil.copy2(message["executable"], binary)
         subprocess.run(["strip", "--strip-debug", binary], check=True)
         for test in tests:
             slow = (part for path, part in SLOW_UNITS.items() if test.startswith(path))
-            name = f"{cwd.name}::{next(slow, 'unit') if unit else test.split('::')[0]}"
+            part = test.split("::")[0] if target == "it" else target
+            name = f"{cwd.name}::{next(slow, part) if unit else part}"
             if name not in LEFT_OUT:
                 programs[name, binary.name, str(cwd.relative_to(folder))].append(test)
     return [
@@ -531,7 +534,7 @@ class Runner:
         environment = SETTINGS | os.environ | {VARIABLE: str(number)}
         if "binary" in program:
             command = [self.folder / "bin" / program["binary"], "--exact", *tests]
-            if self.gpu and program["binary"] == "driver":
+            if self.gpu and program["binary"] == "driver_it":
                 command.append("--include-ignored")
         else:
             command, more = python_command(self.folder)

@@ -1,7 +1,7 @@
 //! Compares the lock files of the packages outside of the workspace with the manifests of its members.
 //!
-//! A lock file that lacks a member's new dependency fails only where the package is built, which the checks of
-//! a change do not do.
+//! A lock file that lacks a new dependency of a member fails only where the package is built. The checks of a
+//! change do not build it.
 
 use std::collections::{BTreeMap, BTreeSet};
 

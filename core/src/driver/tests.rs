@@ -14,13 +14,17 @@ struct Plain {
 
 macro_rules! refused {
     ($($name:ident($($type:ty),*) -> $answer:ty;)*) => {
-        $(fn $name(&self $(, _: $type)*) -> DriverResult<$answer> { defaults::unsupported(stringify!($name)) })*
+        $(fn $name(&self $(, _: $type)*) -> DriverResult<$answer> {
+            defaults::unsupported(stringify!($name))
+        })*
     };
 }
 
 macro_rules! refused_unsafe {
     ($($name:ident($($type:ty),*);)*) => {
-        $(unsafe fn $name(&self $(, _: $type)*) -> DriverResult<()> { defaults::unsupported(stringify!($name)) })*
+        $(unsafe fn $name(&self $(, _: $type)*) -> DriverResult<()> {
+            defaults::unsupported(stringify!($name))
+        })*
     };
 }
 

@@ -117,7 +117,7 @@ impl fmt::Debug for Module {
 }
 
 /// A kernel of a [`Module`]. This value keeps the module loaded.
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub struct Function {
     module: Module,
     name: String,
@@ -167,14 +167,5 @@ impl Function {
         launch().map_err(|error| {
             Error::from(error).context(format!("kernel `{}`", self.name)).on_device(self.module.0.device)
         })
-    }
-}
-
-impl fmt::Debug for Function {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Function")
-            .field("name", &self.name)
-            .field("module", &self.module)
-            .finish_non_exhaustive()
     }
 }

@@ -8,7 +8,7 @@ use libloading::Library;
 use millpond_core::driver::{
     AccessFlags, AccessLocation, CaptureMode, DeviceAttribute, DriverError, EventFlags, FabricHandle,
     HandleTypes, MemAllocationType, MemLocation, MemPool, MemPoolAttribute, MemPoolProps, MemPoolPtrData,
-    MemoryKind, StreamFlags,
+    MemoryKind, PhysicalHandle, StreamFlags,
 };
 use millpond_core::{DeviceId, DevicePtr, Driver, ErrorKind, StreamRef};
 use millpond_driver::DeviceSpec;
@@ -557,6 +557,18 @@ fn contents_reach_memory_that_cuda_counts_as_the_hosts() {
             assert_eq!([to, from, inside].map(|error| error.code()), [DriverError::INVALID_VALUE; 3]);
         }
         assert_eq!((&there, &back), (b"pond", b"pond"));
+    });
+}
+
+#[test]
+#[cfg(unix)]
+fn physical_memory_is_exported_as_a_descriptor_and_imported_from_one() {
+    with_pools("physical_memory_is_exported_as_a_descriptor_and_imported_from_one", || {
+        let driver = CudaDriver::open(0).unwrap();
+        assert_eq!(driver.mem_export_to_fd(PhysicalHandle(0x55)), Ok(0x1055));
+        assert_eq!(driver.mem_import_from_fd(0x1055), Ok(PhysicalHandle(0x55)));
+        let host = driver.host_memory_info().unwrap();
+        assert!(host.free > 0 && host.free <= host.total, "{host:?}");
     });
 }
 

@@ -411,3 +411,20 @@ fn a_step_at_any_time_is_allowed() {
         assert_eq!(pool.inner().decay_step(now).expect("the driver gives no error"), 0);
     }
 }
+
+/// Steps that come sooner than planned do nothing, so a busy program does not pay for them.
+#[test]
+fn a_step_before_its_time_releases_nothing() {
+    const GIB: u64 = 1 << 30;
+    let setup = Setup::new(16 * GIB);
+    let pool = setup.pool(PoolLayer::new().decay(Decay::Over(20 * SECOND)));
+    let stream = setup.stream();
+    let ptr = take(&pool, 8 * GIB, stream);
+    give(&pool, ptr, 8 * GIB, stream);
+    let step = |now| pool.inner().decay_step(now).expect("the device is there");
+    assert_eq!(step(10 * SECOND), 0, "the step saw all memory in use");
+    let soon = 10 * SECOND + Duration::from_millis(1200);
+    assert_eq!((step(soon), step(soon)), (0, 0));
+    assert!(step(29 * SECOND) > 0);
+    setup.assert_order_was_kept();
+}
