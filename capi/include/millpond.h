@@ -434,7 +434,8 @@ typedef struct millpond_memory_pool_properties {
   bool is_managed;
   /// Whether the device's decompression engine can use the memory.
   bool hw_decompress;
-  /// The most bytes that the pool may hold; 0 for no limit.
+  /// The most bytes that the pool may hold. With 0, the system decides, as in CUDA: the pool may
+  /// hold all memory of its location.
   uint64_t max_bytes;
 } millpond_memory_pool_properties;
 
@@ -863,7 +864,9 @@ millpond_status millpond_resource_block_at(const millpond_resource *resource, vo
 /// Shows a stack in metrics under a name, for as long as the stack lives. Metrics keep no stack
 /// alive. If the stack already has a name, this call renames it. If another stack of the device has
 /// this name, that stack loses it. The default resource of each device has the name `default`
-/// without this call. Fails if the name is empty or `default`.
+/// without this call. The figures of a resource that several stacks share appear once, with the
+/// names of all these stacks: `etl + train`. Fails if the name is empty or `default` or contains `
+/// + `, or if the stack keeps no figures, like `cuda`; then add the layer `statistics`.
 ///
 /// Requires: `resource` is a handle from this library; `name` is a string that ends in NUL.
 millpond_status millpond_metrics_register(const millpond_resource *resource, const char *name);

@@ -5,6 +5,7 @@ use std::ffi::{c_char, c_void};
 use millpond_core::driver::{DriverError, MemoryKind, StreamFlags, call};
 use millpond_core::{DeviceId, DevicePtr, DriverHandle, Error, Result, StreamRef};
 use millpond_driver::DeviceSpec;
+use millpond_resources::memory_pool::explain_access;
 
 use crate::status::{
     Status, borrowed, end, guarded, guarded_here, guarded_or, put, put_handle, put_text, stream_of, text_of,
@@ -246,9 +247,10 @@ pub unsafe extern "C" fn millpond_copy_to_device(
     with_device(device, |driver| {
         let stream = stream_of(driver, stream)?;
         // SAFETY: the caller's promise.
-        call(&**driver, |driver| unsafe {
+        let copied = call(&**driver, |driver| unsafe {
             driver.memcpy_htod_async(device_ptr(target), source.cast(), bytes, stream)
-        })
+        });
+        copied.map_err(|error| explain_access(error, &**driver, &[device_ptr(target)]))
     })
 }
 
@@ -267,9 +269,10 @@ pub unsafe extern "C" fn millpond_copy_to_host(
     with_device(device, |driver| {
         let stream = stream_of(driver, stream)?;
         // SAFETY: the caller's promise.
-        call(&**driver, |driver| unsafe {
+        let copied = call(&**driver, |driver| unsafe {
             driver.memcpy_dtoh_async(target.cast(), device_ptr(source.cast_mut()), bytes, stream)
-        })
+        });
+        copied.map_err(|error| explain_access(error, &**driver, &[device_ptr(source.cast_mut())]))
     })
 }
 
@@ -288,10 +291,11 @@ pub unsafe extern "C" fn millpond_copy_on_device(
 ) -> Status {
     with_device(device, |driver| {
         let stream = stream_of(driver, stream)?;
+        let (target, source) = (device_ptr(target), device_ptr(source.cast_mut()));
         // SAFETY: the caller's promise.
-        call(&**driver, |driver| unsafe {
-            driver.memcpy_dtod_async(device_ptr(target), device_ptr(source.cast_mut()), bytes, stream)
-        })
+        let copied =
+            call(&**driver, |driver| unsafe { driver.memcpy_dtod_async(target, source, bytes, stream) });
+        copied.map_err(|error| explain_access(error, &**driver, &[target, source]))
     })
 }
 
@@ -313,12 +317,13 @@ pub unsafe extern "C" fn millpond_copy_from_anywhere(
         let (stream, target, from) =
             (stream_of(driver, stream)?, device_ptr(target), device_ptr(source.cast_mut()));
         // SAFETY: the caller's promise.
-        call(&**driver, |driver| unsafe {
+        let copied = call(&**driver, |driver| unsafe {
             match driver.pointer_kind(from)? {
                 MemoryKind::Unknown => driver.memcpy_htod_async(target, source.cast(), bytes, stream),
                 _ => driver.memcpy_dtod_async(target, from, bytes, stream),
             }
-        })
+        });
+        copied.map_err(|error| explain_access(error, &**driver, &[target, from]))
     })
 }
 

@@ -39,7 +39,8 @@ pub struct MemoryPoolProperties {
     pub is_managed: bool,
     /// Whether the device's decompression engine can use the memory.
     pub hw_decompress: bool,
-    /// The most bytes that the pool may hold; 0 for no limit.
+    /// The most bytes that the pool may hold. With 0, the system decides, as in CUDA: the pool may hold all
+    /// memory of its location.
     pub max_bytes: u64,
 }
 

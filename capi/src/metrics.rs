@@ -13,8 +13,10 @@ static METRICS: LazyLock<Metrics> = LazyLock::new(Metrics::new);
 
 /// Shows a stack in metrics under a name, for as long as the stack lives. Metrics keep no stack alive. If the
 /// stack already has a name, this call renames it. If another stack of the device has this name, that stack
-/// loses it. The default resource of each device has the name `default` without this call. Fails if the name
-/// is empty or `default`.
+/// loses it. The default resource of each device has the name `default` without this call. The figures of a
+/// resource that several stacks share appear once, with the names of all these stacks: `etl + train`. Fails
+/// if the name is empty or `default` or contains ` + `, or if the stack keeps no figures, like `cuda`; then
+/// add the layer `statistics`.
 ///
 /// # Safety
 /// `resource` is a handle from this library; `name` is a string that ends in NUL.

@@ -4,7 +4,7 @@
 use std::sync::Once;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use millpond_core::{Error, ErrorKind, Result};
+use millpond_core::{Error, Result};
 
 /// Whether this process is a forked copy of a process that has blocks. The copy must not touch these blocks:
 /// the parent owns the device memory, and locks that other threads held at the fork are never released.
@@ -33,8 +33,7 @@ pub(crate) fn is_copy() -> bool {
 /// Returns an error in a forked copy of the process.
 pub(crate) fn check_process() -> Result<()> {
     if is_copy() {
-        let why = "this process was forked from one that uses the device; start it with spawn instead";
-        return Err(Error::new(ErrorKind::Unsupported, why));
+        return Err(Error::forked());
     }
     Ok(())
 }

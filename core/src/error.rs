@@ -3,7 +3,7 @@
 use std::fmt;
 
 use crate::driver::DriverError;
-use crate::{DeviceId, Layout, OutOfMemoryReport, StreamRef, format_bytes};
+use crate::{DeviceId, FailureKind, Layout, OutOfMemoryReport, StreamRef, format_bytes};
 
 /// The result of a fallible function of millpond. The error type is [`Error`] by default.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -102,6 +102,13 @@ impl Error {
         )
     }
 
+    /// Creates the error that a call returns in a [forked child](crate::process) of the process that opened
+    /// the device.
+    pub fn forked() -> Self {
+        let why = "this process was forked from one that uses the device; start it with spawn instead";
+        Self::new(ErrorKind::Unsupported, why)
+    }
+
     /// Creates the error that a call returns if its resource or stream is older than the last reset of the
     /// device's context.
     pub fn context_reset() -> Self {
@@ -198,6 +205,13 @@ impl Error {
         self.0.message =
             if self.0.message.is_empty() { text.to_string() } else { format!("{text}: {}", self.0.message) };
         self
+    }
+
+    /// Returns what refused the request, if the error is [out of memory](Self::is_out_of_memory).
+    pub fn failure_kind(&self) -> Option<FailureKind> {
+        let refused_by =
+            || self.out_of_memory_report().map_or_else(FailureKind::default, |it| it.refused_by());
+        self.is_out_of_memory().then(refused_by)
     }
 
     /// Returns the category of the error.

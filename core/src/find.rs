@@ -25,7 +25,14 @@ impl<'a> Stack<'a> {
     /// Returns each layer that [provides](DeviceMemoryResource::provide) the trait `T`, outermost first.
     /// [`find_trait`](crate::find_trait) returns only the outermost of these layers.
     pub fn with<T: ?Sized + 'static>(self) -> impl Iterator<Item = &'a T> {
-        self.filter_map(as_trait)
+        self.with_layers().map(|(_, found)| found)
+    }
+
+    /// Returns the same as [`with`](Self::with), and the layer itself before each `T`.
+    pub fn with_layers<T: ?Sized + 'static>(
+        self,
+    ) -> impl Iterator<Item = (&'a dyn DeviceMemoryResource, &'a T)> {
+        self.filter_map(|layer| Some((layer, as_trait(layer)?)))
     }
 }
 

@@ -102,19 +102,19 @@ pub fn downcast<T: DeviceMemoryResource>(resource: &dyn DeviceMemoryResource) ->
 /// function compares the resource behind the handle. A resource that keeps state about its blocks implements
 /// [`is_equal`](DeviceMemoryResource::is_equal) with this function.
 pub fn is_same<T: DeviceMemoryResource>(one: &T, other: &dyn DeviceMemoryResource) -> bool {
-    Identity::of(one) == Identity::of(other)
+    ResourceId::of(one) == ResourceId::of(other)
 }
 
 /// Identifies an object. The address alone does not: a layer may have its upstream as its first field.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Identity {
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct ResourceId {
     address: usize,
     type_id: TypeId,
 }
 
-impl Identity {
-    /// Returns the identity of the object behind all handles.
-    fn of(resource: &dyn DeviceMemoryResource) -> Self {
+impl ResourceId {
+    /// Returns the identity of the object behind all handles. It is valid as long as the object lives.
+    pub fn of(resource: &dyn DeviceMemoryResource) -> Self {
         let here = Self::here(resource);
         let mut traits = Traits { wanted: TypeId::of::<Self>(), cast: None };
         resource.provide(&mut traits);
@@ -129,8 +129,8 @@ impl Identity {
 impl Traits {
     /// Answers with the object that a handle stands for, unless a handle below has answered.
     fn stands_for<R: DeviceMemoryResource + ?Sized>(&mut self, inner: &R) {
-        if self.wanted == TypeId::of::<Identity>() && self.cast.is_none() {
-            self.cast = Some(Box::new(Identity::here(inner)));
+        if self.wanted == TypeId::of::<ResourceId>() && self.cast.is_none() {
+            self.cast = Some(Box::new(ResourceId::here(inner)));
         }
     }
 }
@@ -213,7 +213,7 @@ mod tests {
     #[test]
     fn a_layer_is_not_what_it_begins_with() {
         let thin = Thin(Base(1));
-        assert_eq!(Identity::here(&thin).address, Identity::here(&thin.0).address);
+        assert_eq!(ResourceId::here(&thin).address, ResourceId::here(&thin.0).address);
         assert!(!is_same(&thin, &thin.0) && !is_same(&thin.0, &thin));
         let layered = Thin(Arc::new(Base(2)));
         assert!(is_same(&layered, &layered) && !is_same(&layered, &layered.0));

@@ -2,11 +2,11 @@
 
 use std::fmt;
 
-use crate::driver::call;
+use crate::driver::{Driver, DriverResult, call};
 use crate::format::{counted, format_bytes};
 use crate::{
-    DeviceMemoryResource, DevicePtr, FreeMemory, Holder, MemoryInfo, MemoryMap, ResourceStatistics,
-    find::stack_of, holder::write_holders, provide::as_trait,
+    DeviceMemoryResource, DevicePtr, FailureCounts, FailureTally, FreeMemory, Holder, MemoryInfo, MemoryMap,
+    ResourceStatistics, find::stack_of, holder::write_holders, provide::as_trait,
 };
 
 /// Reports the memory of a stack, layer by layer. For each layer, the report shows live memory, free memory
@@ -24,8 +24,13 @@ pub struct MemoryReport {
     pub stack: String,
     /// The device as text, for example `cuda:0`.
     pub device: String,
-    /// The free and total bytes of the device; `None` if the driver does not report them.
+    /// The free and total bytes of the device; `None` if the driver does not report them, or if the device
+    /// cannot access the stack's memory.
     pub device_memory: Option<MemoryInfo>,
+    /// The free and total bytes of the host; `None` if the driver does not report them, or if the host cannot
+    /// access the stack's memory.
+    #[cfg_attr(feature = "serde", serde(default))]
+    pub host_memory: Option<MemoryInfo>,
     /// The layers that report their memory, outermost first.
     pub layers: Vec<LayerMemory>,
 }
@@ -39,6 +44,9 @@ pub struct LayerMemory {
     pub layer: String,
     /// The statistics of the layer; `None` if the layer keeps no statistics.
     pub statistics: Option<ResourceStatistics>,
+    /// The requests that failed in the layer or below it; `None` if the layer does not count them.
+    #[cfg_attr(feature = "serde", serde(default))]
+    pub failures: Option<FailureCounts>,
     /// The size of the largest block that the layer has allocated so far.
     pub largest_allocation: Option<u64>,
     /// The most bytes that the layer may allocate or hold.
@@ -105,7 +113,7 @@ pub struct BlockInfo {
 /// A layer that reports its memory. The layer lists this trait in [`provide`](DeviceMemoryResource::provide).
 pub trait ReportsMemory {
     /// Returns a report of this layer's memory. The caller of this method fills in
-    /// [`layer`](LayerMemory::layer).
+    /// [`layer`](LayerMemory::layer) and [`failures`](LayerMemory::failures).
     fn layer_memory(&self) -> LayerMemory;
 
     /// Returns the same report, but the lists `free`, `holders` and `scopes`, and figures that need a search,
@@ -139,29 +147,36 @@ pub trait ReportsMemory {
 
 impl MemoryReport {
     pub(crate) fn of(resource: &dyn DeviceMemoryResource) -> Self {
-        let device_memory = call(&**resource.driver(), |driver| driver.mem_get_info()).ok();
-        Self { device_memory, ..Self::of_layers(resource, |layer| layer.layer_memory()) }
+        let (driver, access) = (&**resource.driver(), resource.accessibility());
+        let ask = |is_asked: bool, question: fn(&dyn Driver) -> DriverResult<MemoryInfo>| {
+            if is_asked { call(driver, question).ok() } else { None }
+        };
+        let device_memory = ask(access.device, |driver| driver.mem_get_info());
+        let host_memory = ask(access.host, |driver| driver.host_memory_info());
+        Self { device_memory, host_memory, ..Self::of_layers(resource, |layer| layer.layer_memory()) }
     }
 
-    /// Returns the report without lists, and without the device's memory.
+    /// Returns the report without lists, and without the memory of device and host.
     pub(crate) fn figures(resource: &dyn DeviceMemoryResource) -> Self {
         Self::of_layers(resource, |layer| layer.layer_figures())
     }
 
-    /// Returns the report without the device's memory, for which the driver would have to be asked.
+    /// Returns the report without the memory of device and host, for which the driver would have to be asked.
     pub(crate) fn of_layers(
         resource: &dyn DeviceMemoryResource,
         memory: impl Fn(&dyn ReportsMemory) -> LayerMemory,
     ) -> Self {
         let layers = stack_of(resource).filter_map(|layer| {
             let known = memory(as_trait::<dyn ReportsMemory>(layer)?);
-            Some(LayerMemory { layer: text_of(layer), ..known })
+            let failures = as_trait::<FailureTally>(layer).map(FailureTally::counts);
+            Some(LayerMemory { layer: text_of(layer), failures, ..known })
         });
         Self {
             stack: resource.to_string(),
             device: resource.driver().device().to_string(),
             layers: layers.collect(),
             device_memory: None,
+            host_memory: None,
         }
     }
 
@@ -194,8 +209,13 @@ fn text_of(layer: &dyn DeviceMemoryResource) -> String {
 impl fmt::Display for MemoryReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "memory of `{}` on {}", self.stack, self.device)?;
-        if let Some(MemoryInfo { free, total }) = self.device_memory {
-            write!(f, ", which has {} free of {}", format_bytes(free), format_bytes(total))?;
+        let has =
+            |MemoryInfo { free, total }| format!("{} free of {}", format_bytes(free), format_bytes(total));
+        match (self.device_memory.map(has), self.host_memory.map(has)) {
+            (None, None) => {}
+            (Some(device), None) => write!(f, ", which has {device}")?,
+            (None, Some(host)) => write!(f, "; the host has {host}")?,
+            (Some(device), Some(host)) => write!(f, ", which has {device}; the host has {host}")?,
         }
         self.layers.iter().try_for_each(|layer| write!(f, "\n{layer}"))
     }
@@ -220,6 +240,9 @@ impl fmt::Display for LayerMemory {
             if known.misuses > 0 {
                 write!(f, "; {} refused", counted(known.misuses, "wrong free"))?;
             }
+        }
+        if let Some(failures) = self.failures.filter(|failures| failures.total() > 0) {
+            write!(f, "\n  failed: {}", counted(failures.total(), "request"))?;
         }
         if let Some(limit) = self.limit_bytes.map(format_bytes) {
             match self.limit_used_bytes.map(format_bytes) {

@@ -4,7 +4,7 @@ use std::fmt;
 
 use crate::format::counted;
 use crate::holder::{Holder, write_holders};
-use crate::{DevicePtr, Layout, MemoryInfo, StreamRef, format_bytes};
+use crate::{DevicePtr, FailureKind, Layout, MemoryInfo, StreamRef, format_bytes};
 
 /// Describes why a resource could not serve a request: the resource's state, and the remedies that would have
 /// helped.
@@ -35,6 +35,9 @@ pub struct OutOfMemoryReport {
     pub alignment: u64,
     /// The raw handle of the requesting stream.
     pub stream: u64,
+    /// What refused the request.
+    #[cfg_attr(feature = "serde", serde(default))]
+    pub kind: FailureKind,
     /// Whether the requesting stream was capturing a graph. During a capture, a resource neither queries
     /// other streams nor waits for them.
     pub is_capturing: bool,
@@ -44,13 +47,13 @@ pub struct OutOfMemoryReport {
     pub is_impossible: bool,
     /// The number of bytes that were missing for the request; `None` if the number is unknown.
     pub short_bytes: Option<u64>,
-    /// The bytes that the resource holds from upstream, live and free; 0 if the resource does not count its
-    /// blocks.
+    /// The bytes that the resource holds from upstream, live and free; 0 if the resource does not count them.
     pub held_bytes: u64,
-    /// The bytes of the live blocks.
+    /// The bytes of the live blocks; 0 if the resource does not count them.
     pub live_bytes: u64,
-    /// The number of live blocks.
-    pub live_blocks: u64,
+    /// The number of live blocks; `None` if the resource does not count them, like `limiting` and `budget`,
+    /// which count bytes only.
+    pub live_blocks: Option<u64>,
     /// The size of the largest free block in bytes. The block may belong to any stream. `None` if the
     /// resource does not know its free blocks, like `cuda_async`, whose blocks the driver manages.
     pub largest_free_block: Option<u64>,
@@ -248,6 +251,12 @@ impl OutOfMemoryReport {
         }
     }
 
+    /// Returns what refused the request in the end: if the upstream refused to give memory to the resource,
+    /// what refused it there.
+    pub fn refused_by(&self) -> FailureKind {
+        self.upstream.as_ref().map_or(self.kind, |upstream| upstream.refused_by())
+    }
+
     /// Returns the number of free bytes among the bytes that the resource holds.
     pub fn free_bytes(&self) -> u64 {
         self.held_bytes.saturating_sub(self.live_bytes)
@@ -297,19 +306,20 @@ impl OutOfMemoryReport {
 
     fn write_held(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut facts = Vec::new();
-        if self.live_blocks == 0 && self.held_bytes == self.live_bytes && self.live_bytes > 0 {
+        if self.live_blocks.is_none() && self.held_bytes == self.live_bytes && self.live_bytes > 0 {
             facts.push(format!("{} are in use", format_bytes(self.live_bytes)));
-        } else if self.held_bytes > 0 || self.live_blocks > 0 {
+        } else if self.held_bytes > 0 || self.live_blocks.is_some_and(|blocks| blocks > 0) {
+            let blocks = self.live_blocks.map(|blocks| format!(" in {}", counted(blocks, "block")));
             let largest = match self.largest_free_block {
                 Some(bytes) => format!(", largest free block {}", format_bytes(bytes)),
                 None if self.free_bytes() > 0 => ", largest free block unknown".to_owned(),
                 None => String::new(),
             };
             facts.push(format!(
-                "the resource holds {}: {} in use in {}, {} free{largest}",
+                "the resource holds {}: {} in use{}, {} free{largest}",
                 format_bytes(self.held_bytes),
                 format_bytes(self.live_bytes),
-                counted(self.live_blocks, "block"),
+                blocks.unwrap_or_default(),
                 format_bytes(self.free_bytes())
             ));
         }

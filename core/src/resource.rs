@@ -50,7 +50,8 @@ pub type AnyResource = Arc<dyn DeviceMemoryResource + Send + Sync>;
 ///   through [`misuse`](crate::misuse), and never passes the pointer to the upstream. (In debug builds, the
 ///   hook of `misuse` panics, not the resource.)
 /// - **Duty 7.** After a [sticky](crate::Error::is_sticky) driver error, every call fails with
-///   [`ErrorKind::Poisoned`](crate::ErrorKind::Poisoned). Dropping the resource then makes no driver call.
+///   [`ErrorKind::Poisoned`](crate::ErrorKind::Poisoned). Dropping the resource then makes no driver call. In
+///   a forked child, the rule of [`process`](crate::process) holds.
 /// - **Duty 8.** When the resource is dropped, it returns all its memory to the upstream or to the driver,
 ///   including live blocks.
 /// - **Duty 9.** A call leaves the caller's current CUDA context unchanged.

@@ -1,7 +1,9 @@
 //! The list of all metrics: names, units, and where the values come from.
 
 use millpond_adaptors::Budget;
-use millpond_core::{LayerMemory, MemoryInfo, ResourceStatistics};
+use millpond_core::{FailureCounts, LayerMemory, MemoryInfo, ResourceStatistics};
+
+use crate::pool_figures::PoolFigures;
 
 use Kind::{Counter, Gauge, UpDownCounter};
 
@@ -31,14 +33,32 @@ pub(crate) struct Metric {
 pub(crate) enum Source {
     /// One value for each stack.
     Stack(fn(&ResourceStatistics) -> Option<u64>),
+    /// One value for each stack. If the stack keeps no such figure, the driver's pool at its base does.
+    StackOrPool(fn(&ResourceStatistics) -> Option<u64>, fn(&PoolFigures) -> Option<u64>),
     /// One value for each step of the reuse ladder of each stack.
     Steps,
+    /// One value for each kind of failure of each stack.
+    Failures,
     /// One value for each layer that reports its memory.
     Layer(fn(&LayerMemory) -> Option<u64>),
     /// One value for each budget.
     Budget(fn(&Budget) -> u64),
     /// One value for each device.
     Device(fn(MemoryInfo) -> u64),
+}
+
+impl Source {
+    /// Returns the names of the labels, in their order.
+    pub(crate) fn labels(&self) -> &'static [&'static str] {
+        match self {
+            Self::Stack(_) | Self::StackOrPool(..) => &["device", "stack"],
+            Self::Steps => &["device", "stack", "step"],
+            Self::Failures => &["device", "stack", "kind"],
+            Self::Layer(_) => &["device", "stack", "layer"],
+            Self::Budget(_) => &["device", "budget", "parent"],
+            Self::Device(_) => &["device", "hw.id"],
+        }
+    }
 }
 
 const fn new(
@@ -71,7 +91,7 @@ pub(crate) const CATALOGUE: &[Metric] = &[
         UpDownCounter,
         "By",
         "Live blocks of the stack, after rounding",
-        Source::Stack(|of| counted(of, of.bytes_in_use)),
+        Source::StackOrPool(|of| counted(of, of.bytes_in_use), |pool| pool.live()),
     ),
     new(
         "millpond.memory.requested",
@@ -85,21 +105,21 @@ pub(crate) const CATALOGUE: &[Metric] = &[
         Gauge,
         "By",
         "Highest live memory of the stack so far",
-        Source::Stack(|of| counted(of, of.peak_bytes_in_use)),
+        Source::StackOrPool(|of| counted(of, of.peak_bytes_in_use), |pool| pool.peak()),
     ),
     new(
         "millpond.memory.reserved",
         UpDownCounter,
         "By",
         "Memory that the stack holds, live and free",
-        Source::Stack(|of| own(of, of.bytes_reserved)),
+        Source::StackOrPool(|of| own(of, of.bytes_reserved), |pool| Some(pool.reserved)),
     ),
     new(
         "millpond.memory.reserved_peak",
         Gauge,
         "By",
         "Highest reserved memory of the stack so far",
-        Source::Stack(|of| own(of, of.peak_bytes_reserved)),
+        Source::StackOrPool(|of| own(of, of.peak_bytes_reserved), |pool| Some(pool.reserved_peak)),
     ),
     new(
         "millpond.memory.largest_free",
@@ -141,8 +161,9 @@ pub(crate) const CATALOGUE: &[Metric] = &[
         "millpond.failures",
         Counter,
         "{request}",
-        "Requests for which a resource of the stack had no memory; a layer above may have served them",
-        Source::Stack(|of| counted(of, of.ladder.out_of_memory)),
+        "Requests of the program that failed; memory: a resource had none; limit: a layer `limiting` \
+         refused; budget: a budget refused",
+        Source::Failures,
     ),
     new(
         "millpond.misuses",
@@ -176,8 +197,8 @@ pub(crate) const CATALOGUE: &[Metric] = &[
         "millpond.layer.failures",
         Counter,
         "{request}",
-        "Requests that failed in the layer, or below a layer that counts",
-        Source::Layer(|of| layer(of, |of| counted(of, of.ladder.out_of_memory))),
+        "Requests that failed in the layer, or in the layers below; a layer above may have served them",
+        Source::Layer(|of| of.failures.as_ref().map(FailureCounts::total)),
     ),
     new(
         "millpond.layer.usage",

@@ -17,6 +17,8 @@ pub struct Family {
     pub unit: &'static str,
     /// A sentence for people.
     pub help: &'static str,
+    /// The names of the labels of each value.
+    pub labels: &'static [&'static str],
     /// The values, ordered by their labels.
     pub samples: Vec<Sample>,
 }
@@ -37,6 +39,7 @@ impl Family {
         samples.sort_unstable();
         let &Metric { name, kind, unit, help, .. } = metric;
         let suffix = if unit == "By" { "_bytes" } else { "" };
-        Self { name, prometheus_name: name.replace('.', "_") + suffix, kind, unit, help, samples }
+        let (prometheus_name, labels) = (name.replace('.', "_") + suffix, metric.source.labels());
+        Self { name, prometheus_name, kind, unit, help, labels, samples }
     }
 }

@@ -38,8 +38,9 @@
 //! # Cost
 //! Allocations and frees do nothing for metrics. A scrape reads the figures that the stacks keep anyway, as
 //! [`memory_figures`](millpond_core::DeviceMemoryResourceExt::memory_figures) does. It takes the lock of each
-//! pool for a moment, and asks the driver once for each device. While a scrape reads a stack, it keeps the
-//! stack alive. If the last owner drops the stack during that time, the scrape drops the stack later.
+//! pool for a moment, and asks the driver once for each device and each pool of the driver. While a scrape
+//! reads a stack, it keeps the stack alive. If the last owner drops the stack during that time, the scrape
+//! drops the stack later.
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
 mod catalogue;
@@ -47,6 +48,7 @@ mod family;
 mod now;
 #[cfg(feature = "opentelemetry")]
 mod opentelemetry;
+mod pool_figures;
 #[cfg(feature = "prometheus")]
 mod prometheus;
 mod registered;

@@ -9,7 +9,7 @@ use parking_lot::Mutex;
 
 use crate::catalogue::CATALOGUE;
 use crate::family::Family;
-use crate::now::Now;
+use crate::now::{AND, Now};
 
 /// The name of the default resource of each device.
 pub const DEFAULT_STACK: &str = "default";
@@ -40,16 +40,33 @@ impl Metrics {
     /// has a name, this call renames it. If another stack of the device has this name, that stack loses it,
     /// and has no metrics any more.
     ///
-    /// Register the whole stack, not one of its layers: a sum over stacks would count memory twice. A default
-    /// resource is already seen under the name [`default`](DEFAULT_STACK), unless it is registered.
+    /// A default resource is already seen under the name [`default`](DEFAULT_STACK), unless it is registered.
+    ///
+    /// Several stacks may share a resource, as two budgets over one pool do. The figures of the shared
+    /// resource then appear once, and the label `stack` has the names of all these stacks, as in
+    /// `"etl + train"`. So a sum over stacks counts no memory twice. The figures of the layers above keep the
+    /// stack's own name.
     ///
     /// # Errors
     /// [`InvalidArgument`](millpond_core::ErrorKind::InvalidArgument) if the name is empty or
-    /// [`default`](DEFAULT_STACK).
+    /// [`default`](DEFAULT_STACK), or contains `" + "`, or if no layer of the stack keeps figures, as in
+    /// plain CUDA memory.
     pub fn register(&self, stack: &AnyResource, name: &str) -> Result<()> {
         if name.is_empty() || name == DEFAULT_STACK {
             return Err(Error::invalid_argument(format!(
                 "a stack cannot have the name {name:?} in metrics; choose another, for example \"train\""
+            )));
+        }
+        if name.contains(AND) {
+            return Err(Error::invalid_argument(format!(
+                "the name {name:?} of a stack contains {AND:?}, which joins the names of stacks that share \
+                 memory; choose another, for example \"train\""
+            )));
+        }
+        if !Now::new(vec![(name.to_owned(), Arc::clone(stack))]).has_figures() {
+            return Err(Error::invalid_argument(format!(
+                "the stack `{stack}` keeps no figures, so it has no metrics; add the layer `statistics`, as \
+                 in `{stack}+statistics`"
             )));
         }
         let (device, mut registered) = (stack.device(), self.registered.lock());

@@ -4,11 +4,12 @@ use std::fmt;
 use std::path::PathBuf;
 
 use millpond_core::misuse::{self, Misuse, MisuseKind};
+use millpond_core::process::Origin;
 use millpond_core::stack::{FilePath, LayerSpec};
 use millpond_core::{
-    ALLOCATION_ALIGNMENT, BlockInfo, DeviceMemoryResource, DevicePtr, LayerMemory, Layout, MemoryInfo,
-    MemoryMap, ReportsMemory, ResourceStatistics, Result, ScopesBelow, StreamRef, Traits, debug_as_text,
-    find_trait, forward_to_upstream, trim_upstream,
+    ALLOCATION_ALIGNMENT, BlockInfo, DeviceMemoryResource, DevicePtr, FailureTally, LayerMemory, Layout,
+    MemoryInfo, MemoryMap, ReportsMemory, ResourceStatistics, Result, ScopesBelow, StreamRef, Traits,
+    debug_as_text, find_trait, forward_to_upstream, trim_upstream,
 };
 
 use millpond_planning::ProgramPlan;
@@ -71,8 +72,9 @@ pub struct PlanMemoryResource<R: DeviceMemoryResource> {
     /// The number of threads that are returning lanes now.
     pub(crate) giving: AtomicU32,
     pub(crate) misuses: AtomicU64,
+    failures: FailureTally,
     /// The process that made the layer. A forked child does not change the layer.
-    process: u32,
+    process: Origin,
 }
 
 impl<R: DeviceMemoryResource> PlanMemoryResource<R> {
@@ -109,7 +111,8 @@ impl<R: DeviceMemoryResource> PlanMemoryResource<R> {
             file: None,
             state: Mutex::new(state),
             misuses: AtomicU64::new(0),
-            process: std::process::id(),
+            failures: FailureTally::default(),
+            process: Origin::here(),
         })
     }
 
@@ -127,7 +130,7 @@ impl<R: DeviceMemoryResource> PlanMemoryResource<R> {
 
     /// Returns whether this is a forked child of the process that made the layer.
     pub(crate) fn is_forked(&self) -> bool {
-        self.process != std::process::id()
+        self.process.is_elsewhere()
     }
 
     fn refuse(&self, kind: MisuseKind, ptr: DevicePtr, layout: Layout, stream: StreamRef) {
@@ -170,7 +173,8 @@ unsafe impl<R: DeviceMemoryResource> DeviceMemoryResource for PlanMemoryResource
         {
             return Ok(ptr);
         }
-        self.allocate_upstream(layout, stream, is_open).map_err(|error| error.in_stack(self))
+        self.allocate_upstream(layout, stream, is_open)
+            .map_err(|error| self.failures.noted(error).in_stack(self))
     }
 
     unsafe fn deallocate(&self, ptr: DevicePtr, layout: Layout, stream: StreamRef) {
@@ -229,7 +233,7 @@ unsafe impl<R: DeviceMemoryResource> DeviceMemoryResource for PlanMemoryResource
     }
 
     fn provide(&self, traits: &mut Traits) {
-        traits.add::<Self, dyn ReportsMemory>(|it| it);
+        traits.add::<Self, FailureTally>(|it| &it.failures).add::<Self, dyn ReportsMemory>(|it| it);
         // SAFETY: threads may share all parts except the upstream.
         unsafe { traits.share_over(&[&self.upstream]) };
     }

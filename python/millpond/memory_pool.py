@@ -82,7 +82,8 @@ class MemoryPool:
         managed: Whether the memory is managed, so that host and device share it. It needs CUDA 13.0.
         handles: The handles with which other processes can import the pool: "none", "fd", "fabric" or
             "fd/fabric". The driver returns the memory of such a pool only when the pool ends.
-        max_bytes: The most bytes that the pool may hold, as a number or a text; 0 sets no limit.
+        max_bytes: The most bytes that the pool may hold, as a number or a text. With 0, the system decides,
+            as in CUDA: the pool may hold all memory of its location.
         hw_decompress: Whether the device's decompression engine can use the memory.
         release_threshold: How many bytes the pool keeps when the program synchronizes, as a number or a text.
             None means CUDA's default: 0.
@@ -374,7 +375,7 @@ class MemoryPool:
 
     @property
     def max_bytes(self) -> int:
-        """The most bytes that the pool may hold; 0 for no limit.
+        """The most bytes that the pool may hold; with 0, the system decides.
 
         Example:
             >>> import millpond

@@ -33,14 +33,16 @@ def register(resource: _native.Resource, name: str) -> None:
     """Show a stack in metrics under a name, the label `stack`, for as long as the stack lives.
 
     If the stack already has a name, this call renames it. If another stack of the device has this name, that
-    stack loses it. Register the whole stack, not one of its layers.
+    stack loses it. The figures of a resource that several stacks share appear once, with the names of all
+    these stacks: `stack="etl + train"`. So a sum over stacks counts no memory twice.
 
     Args:
         resource: The stack.
-        name: The name. It cannot be empty or "default".
+        name: The name. It cannot be empty or "default", nor contain " + ".
 
     Raises:
-        InvalidArgumentError: `name` is empty or "default".
+        InvalidArgumentError: The name is not allowed, or the stack keeps no figures, like "cuda"; then add
+            the layer "statistics".
         ValueError: `name` has a zero.
         TypeError: `resource` is not a resource, or `name` is not a text.
 

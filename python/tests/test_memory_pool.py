@@ -5,6 +5,8 @@ Simulated processes live in this one: an imported pool has its own addresses.
 
 import gc
 import os
+import subprocess
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -59,6 +61,39 @@ def test_a_pool_has_the_properties_that_it_was_made_with():
         mr.MemoryPool(location="host", numa=7)
     with pytest.raises(millpond.UnsupportedError, match="managed memory cannot be exported"):
         mr.MemoryPool(managed=True, handles="fd")
+
+
+def test_a_pool_of_the_host_has_the_hosts_figures():
+    of_device = mr.CudaMemoryResource().memory_info()
+    for pool in (mr.MemoryPool(location="host"), mr.MemoryPool.default(location="host")):
+        assert pool.resource().memory_info()[1] != of_device[1]
+    assert mr.MemoryPool.default().resource().memory_info()[1] == of_device[1]
+
+
+def test_a_copy_to_a_pool_without_access_says_what_to_set():
+    pool = mr.MemoryPool(location="host")
+    buffer = millpond.DeviceBuffer(size=8, mr=pool.resource())
+    other = millpond.DeviceBuffer(size=8, mr=mr.CudaMemoryResource())
+    for copy in (
+        lambda: buffer.copy_from_host(b"12345678"),
+        lambda: buffer.copy_from_device(other),
+        lambda: other.copy_from_device(buffer),
+        buffer.copy_to_host,
+    ):
+        with pytest.raises(millpond.InvalidArgumentError, match="has no access to the pool .* `set_access`"):
+            copy()
+    pool.set_access("read_write", millpond.Device())
+    buffer.copy_from_host(b"12345678")
+    assert buffer.tobytes() == b"12345678"
+
+
+def test_a_simulated_pool_cannot_cross_processes():
+    fd = mr.MemoryPool(handles="fd").export_fd()
+    program = f"import millpond; millpond.mr.MemoryPool.import_fd({fd})"
+    answer = subprocess.run([sys.executable, "-c", program], pass_fds=[fd], capture_output=True, text=True)
+    os.close(fd)
+    assert "UnsupportedError" in answer.stderr
+    assert "simulated memory cannot cross processes" in answer.stderr
 
 
 def test_a_pool_counts_its_memory_and_returns_it():

@@ -7,7 +7,7 @@ import threading
 import pytest
 
 import millpond
-from millpond import metrics
+from millpond import metrics, mr
 
 prometheus_client = pytest.importorskip("prometheus_client")
 
@@ -50,6 +50,29 @@ def test_the_parser_reads_what_the_resource_counts():
     stack.deallocate(block, 1000)
 
 
+def test_budgets_over_one_pool_count_its_memory_once():
+    pool = millpond.stack("cuda+pool")
+    etl = mr.BudgetResourceAdaptor(pool, name="etl over one pool", limit="8MiB")
+    train = mr.BudgetResourceAdaptor(pool, name="train over one pool", limit="8MiB")
+    metrics.register(etl, "etl")
+    metrics.register(train, "train")
+    blocks = [(stack, stack.allocate(1 << 20)) for stack in (etl, train)]
+    with pytest.raises(millpond.OutOfMemoryError):
+        train.allocate(16 << 20)
+    values = read(metrics.render())
+    assert value(values, "millpond_memory_live_bytes", stack="etl + train") == 2 << 20
+    assert not [key for key in values if key[0] == "millpond_memory_live_bytes" and ("stack", "etl") in key]
+    for stack, failed in (("etl", 0), ("train", 1)):
+        assert value(values, "millpond_failures_total", stack=stack, kind="budget") == failed
+    for stack, block in blocks:
+        stack.deallocate(block, 1 << 20)
+
+
+def test_a_stack_without_figures_is_told_what_to_add():
+    with pytest.raises(millpond.InvalidArgumentError, match="add the layer `statistics`, as in `cuda"):
+        metrics.register(millpond.stack("cuda"), "plain")
+
+
 @pytest.mark.parametrize("name", ['a "b"', "line\nbreak", "back\\slash\\n", "ü{}=,#"])
 def test_any_name_comes_back(name):
     stack = millpond.stack("cuda+pool")
@@ -65,7 +88,7 @@ def test_a_stack_that_ends_is_gone():
     assert 'stack="short"' not in metrics.render()
     for wrong in ("", "default", "a\0b"):
         with pytest.raises(ValueError):
-            metrics.register(millpond.stack("cuda"), wrong)
+            metrics.register(millpond.stack("cuda+pool"), wrong)
     for resource, name in ((None, "a"), (millpond.stack("cuda"), 1)):
         with pytest.raises(TypeError):
             metrics.register(resource, name)

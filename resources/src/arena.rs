@@ -8,8 +8,8 @@ use std::sync::Arc;
 
 use millpond_core::stack::{FilePath, LayerEntry, LayerKind, LayerSpec};
 use millpond_core::{
-    BlockInfo, ByteSize, DeviceMemoryResource, DevicePtr, DriverHandle, Error, Layer, LayerMemory, Layout,
-    MemoryMap, ReportsMemory, Result, StreamRef, Traits, forward_to_upstream,
+    BlockInfo, ByteSize, DeviceMemoryResource, DevicePtr, DriverHandle, Error, FailureTally, Layer,
+    LayerMemory, Layout, MemoryMap, ReportsMemory, Result, StreamRef, Traits, forward_to_upstream,
 };
 use parking_lot::Mutex;
 
@@ -254,7 +254,7 @@ unsafe impl<R: DeviceMemoryResource> DeviceMemoryResource for ArenaMemoryResourc
     }
 
     fn provide(&self, traits: &mut Traits) {
-        traits.add::<Self, dyn ReportsMemory>(|it| it);
+        traits.add::<Self, FailureTally>(|it| it.pool.failures()).add::<Self, dyn ReportsMemory>(|it| it);
         // SAFETY: threads may share all parts but the pool.
         unsafe { traits.share_over(&[&self.pool]) };
     }

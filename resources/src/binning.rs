@@ -8,9 +8,9 @@ use std::sync::Arc;
 use millpond_core::stack::{LayerEntry, LayerKind, LayerSpec, Params, Piece, ReadStack, Value};
 use millpond_core::{
     ALLOCATION_ALIGNMENT, Accessibility, AnyResource, ByteSize, DeviceMemoryResource,
-    DeviceMemoryResourceExt, DevicePtr, DriverHandle, Error, Layer, LayerMemory, Layout, LiveBlock,
-    MemoryInfo, MemoryMap, OthersBelow, Remedy, RemedyAction, ReportsMemory, ResourceStatistics, Result,
-    Stack, StreamRef, Traits, align_up, is_same, misuse, parse_block_bytes,
+    DeviceMemoryResourceExt, DevicePtr, DriverHandle, Error, FailureTally, Layer, LayerMemory, Layout,
+    LiveBlock, MemoryInfo, MemoryMap, OthersBelow, Remedy, RemedyAction, ReportsMemory, ResourceStatistics,
+    Result, Stack, StreamRef, Traits, align_up, is_same, misuse, parse_block_bytes,
 };
 
 use crate::binning::direct::Direct;
@@ -180,7 +180,12 @@ impl<R: DeviceMemoryResource> Layer<R> for BinningLayer {
         });
         let bins = bins.collect::<Result<_>>()?;
         let is_counted = upstream.statistics().is_some_and(|known| !known.knows_only_misuses());
-        Ok(BinningMemoryResource { upstream, bins, direct: (!is_counted).then(Direct::default) })
+        Ok(BinningMemoryResource {
+            upstream,
+            bins,
+            direct: (!is_counted).then(Direct::default),
+            failures: FailureTally::default(),
+        })
     }
 }
 
@@ -232,6 +237,7 @@ pub struct BinningMemoryResource<R: DeviceMemoryResource> {
     upstream: Arc<R>,
     /// Counts the requests that upstream serves, if upstream keeps no statistics.
     direct: Option<Direct>,
+    failures: FailureTally,
 }
 
 impl<R: DeviceMemoryResource> BinningMemoryResource<R> {
@@ -388,7 +394,7 @@ unsafe impl<R: DeviceMemoryResource> DeviceMemoryResource for BinningMemoryResou
                 Err(_) => direct.failed(),
             }
         }
-        served.map_err(|error| error.in_stack(self))
+        served.map_err(|error| self.failures.noted(error).in_stack(self))
     }
 
     unsafe fn deallocate(&self, ptr: DevicePtr, layout: Layout, stream: StreamRef) {
@@ -459,7 +465,10 @@ unsafe impl<R: DeviceMemoryResource> DeviceMemoryResource for BinningMemoryResou
     }
 
     fn provide(&self, traits: &mut Traits) {
-        traits.add::<Self, dyn OthersBelow>(|it| it).add::<Self, dyn ReportsMemory>(|it| it);
+        traits
+            .add::<Self, FailureTally>(|it| &it.failures)
+            .add::<Self, dyn OthersBelow>(|it| it)
+            .add::<Self, dyn ReportsMemory>(|it| it);
         // SAFETY: threads may share all parts except upstream, and the bins that take their memory from it.
         unsafe { traits.share_over(&[&*self.upstream]) };
     }

@@ -5,9 +5,9 @@ use std::sync::Arc;
 
 use millpond_core::stack::{LayerEntry, LayerKind};
 use millpond_core::{
-    ALLOCATION_ALIGNMENT, BlockInfo, ByteSize, DeviceMemoryResource, DevicePtr, Error, Layer, LayerMemory,
-    Layout, MemoryMap, ReportsMemory, ResourceStatistics, Result, StreamRef, Traits, align_up, format_bytes,
-    forward_to_upstream, parse_block_bytes,
+    ALLOCATION_ALIGNMENT, BlockInfo, ByteSize, DeviceMemoryResource, DevicePtr, Error, FailureTally, Layer,
+    LayerMemory, Layout, MemoryMap, ReportsMemory, ResourceStatistics, Result, StreamRef, Traits, align_up,
+    format_bytes, forward_to_upstream, parse_block_bytes,
 };
 
 use crate::debug_as_text::debug_as_text;
@@ -232,7 +232,7 @@ debug_as_text!(FixedSizeMemoryResource<R: DeviceMemoryResource>);
 #[deny(clippy::missing_trait_methods)]
 unsafe impl<R: DeviceMemoryResource> DeviceMemoryResource for FixedSizeMemoryResource<R> {
     fn allocate(&self, layout: Layout, stream: StreamRef) -> Result<DevicePtr> {
-        self.check(layout, stream)?;
+        self.check(layout, stream).map_err(|error| self.pool.failed(error))?;
         self.pool.allocate_block(layout, stream, self.block_size(layout))
     }
 
@@ -259,7 +259,7 @@ unsafe impl<R: DeviceMemoryResource> DeviceMemoryResource for FixedSizeMemoryRes
     }
 
     fn provide(&self, traits: &mut Traits) {
-        traits.add::<Self, dyn ReportsMemory>(|it| it);
+        traits.add::<Self, FailureTally>(|it| it.pool.failures()).add::<Self, dyn ReportsMemory>(|it| it);
         // SAFETY: threads may share all parts except the pool.
         unsafe { traits.share_over(&[&self.pool]) };
     }

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use millpond_core::stack::LayerSpec;
 use millpond_core::{
-    ALLOCATION_ALIGNMENT, ByteSize, DeviceMemoryResource, DevicePtr, Error, ErrorKind, Layout,
+    ALLOCATION_ALIGNMENT, ByteSize, DeviceMemoryResource, DevicePtr, Error, ErrorKind, FailureTally, Layout,
     ResourceStatistics, Result, StreamRef, Traits, align_up, debug_as_text, forward_to_upstream, is_same,
     misuse,
 };
@@ -51,12 +51,14 @@ pub struct AlignedResourceAdaptor<R> {
     shifted: RareBlocks<DevicePtr>,
     /// Whether the upstream refused an alignment, and a larger block then served the request.
     upstream_refuses: AtomicBool,
+    failures: FailureTally,
 }
 
 impl<R: DeviceMemoryResource> AlignedResourceAdaptor<R> {
     fn new(upstream: R, alignment: u64, threshold_bytes: u64) -> Self {
         let (shifted, upstream_refuses) = (RareBlocks::new(), AtomicBool::new(false));
-        Self { upstream, alignment, threshold_bytes, shifted, upstream_refuses }
+        let failures = FailureTally::default();
+        Self { upstream, alignment, threshold_bytes, shifted, upstream_refuses, failures }
     }
 
     /// Returns the alignment of the blocks in bytes.
@@ -126,7 +128,9 @@ unsafe impl<R: DeviceMemoryResource> DeviceMemoryResource for AlignedResourceAda
             }
         };
         let device = || self.driver().device();
-        allocate().map_err(|error| error.for_request(layout, stream).on_device(device()).in_stack(self))
+        allocate().map_err(|error| {
+            self.failures.noted(error.for_request(layout, stream)).on_device(device()).in_stack(self)
+        })
     }
 
     unsafe fn deallocate(&self, ptr: DevicePtr, layout: Layout, stream: StreamRef) {
@@ -154,6 +158,7 @@ unsafe impl<R: DeviceMemoryResource> DeviceMemoryResource for AlignedResourceAda
     }
 
     fn provide(&self, traits: &mut Traits) {
+        traits.add::<Self, FailureTally>(|it| &it.failures);
         // SAFETY: threads may share all parts except the upstream.
         unsafe { traits.share_over(&[&self.upstream]) };
     }

@@ -3,12 +3,12 @@
 use std::cell::Cell;
 use std::fmt;
 use std::mem;
-use std::process;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Instant;
 
 use millpond_core::DeviceMemoryResource;
+use millpond_core::process::Origin;
 
 use super::node::{Node, Refusing, add};
 use crate::panicked::caught;
@@ -25,18 +25,18 @@ pub(crate) struct Tree {
     /// Wakes requests that wait for bytes which another budget has borrowed.
     frees: Frees,
     /// The process that made the tree. In a forked child, locks that other threads held are never released.
-    process: u32,
+    process: Origin,
 }
 
 impl Default for Tree {
     fn default() -> Self {
-        Self { accounts: Mutex::default(), frees: Frees::default(), process: process::id() }
+        Self { accounts: Mutex::default(), frees: Frees::default(), process: Origin::here() }
     }
 }
 
 impl Tree {
     fn is_copy(&self) -> bool {
-        self.process != process::id()
+        self.process.is_elsewhere()
     }
 }
 

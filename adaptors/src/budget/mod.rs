@@ -51,9 +51,9 @@ use std::sync::Arc;
 
 use millpond_core::driver::call;
 use millpond_core::{
-    DeviceMemoryResource, DeviceMemoryResourceExt, DevicePtr, Error, ErrorKind, LayerMemory, Layout,
-    MemoryInfo, OthersBelow, OutOfMemoryReport, Remedy, ReportsMemory, Result, Stack, StreamRef, Traits,
-    debug_as_text, format_bytes, forward_to_upstream, is_same, misuse,
+    DeviceMemoryResource, DeviceMemoryResourceExt, DevicePtr, Error, ErrorKind, FailureKind, FailureTally,
+    LayerMemory, Layout, MemoryInfo, OthersBelow, OutOfMemoryReport, Remedy, ReportsMemory, Result, Stack,
+    StreamRef, Traits, debug_as_text, format_bytes, forward_to_upstream, is_same, misuse,
 };
 
 pub use handle::Budget;
@@ -97,6 +97,7 @@ pub struct BudgetResourceAdaptor<R> {
     upstream: R,
     member: Member,
     clears: bool,
+    failures: FailureTally,
 }
 
 impl<R: DeviceMemoryResource> BudgetResourceAdaptor<R> {
@@ -118,7 +119,12 @@ impl<R: DeviceMemoryResource> BudgetResourceAdaptor<R> {
                 budget.name()
             )));
         }
-        Ok(Self { upstream, member: Member::new(Arc::clone(node)), clears })
+        Ok(Self {
+            upstream,
+            member: Member::new(Arc::clone(node)),
+            clears,
+            failures: FailureTally::default(),
+        })
     }
 
     /// Refuses to allocate on a stream on which no block can be cleared: each launch of the graph would clear
@@ -187,6 +193,7 @@ impl<R: DeviceMemoryResource> BudgetResourceAdaptor<R> {
         let taken = u128::from(refusal.used) + u128::from(refusal.claimed);
         let short = (taken + u128::from(bytes)).saturating_sub(u128::from(limit));
         let short = u64::try_from(short).unwrap_or(u64::MAX);
+        report.kind = FailureKind::Budget;
         report.is_impossible = is_impossible;
         report.short_bytes = Some(short);
         (report.held_bytes, report.live_bytes) = (refusal.used, refusal.used);
@@ -249,7 +256,7 @@ impl<R: DeviceMemoryResource> Drop for Uncleared<'_, R> {
 #[deny(clippy::missing_trait_methods)]
 unsafe impl<R: DeviceMemoryResource> DeviceMemoryResource for BudgetResourceAdaptor<R> {
     fn allocate(&self, layout: Layout, stream: StreamRef) -> Result<DevicePtr> {
-        let here = |error: Error| error.on_device(self.driver().device()).in_stack(self);
+        let here = |error| self.failures.noted(error).on_device(self.driver().device()).in_stack(self);
         let Some(bytes) = layout.rounded_bytes() else {
             return Err(here(Error::request_too_large(layout, stream)));
         };
@@ -260,10 +267,10 @@ unsafe impl<R: DeviceMemoryResource> DeviceMemoryResource for BudgetResourceAdap
             .charge(bytes, is_capturing)
             .map_err(|refusal| here(self.refused(&refusal, bytes, layout, stream)))?;
         let charged = Charged { account: &self.member, bytes };
-        let ptr = self.upstream.allocate(layout, stream).map_err(|error| error.in_stack(self))?;
+        let ptr = self.upstream.allocate(layout, stream).map_err(here)?;
         if self.clears && !ptr.is_null() {
             let block = Uncleared { upstream: &self.upstream, ptr, layout, stream };
-            self.clear(&block).map_err(|error| error.for_request(layout, stream).in_stack(self))?;
+            self.clear(&block).map_err(|error| here(error.for_request(layout, stream)))?;
             std::mem::forget(block);
         }
         std::mem::forget(charged);
@@ -307,6 +314,7 @@ unsafe impl<R: DeviceMemoryResource> DeviceMemoryResource for BudgetResourceAdap
         traits
             .add::<Self, dyn crate::AllocationBudget>(|it| it)
             .add::<Self, dyn crate::AllocationLimit>(|it| it)
+            .add::<Self, FailureTally>(|it| &it.failures)
             .add::<Self, dyn ReportsMemory>(|it| it);
         // SAFETY: threads may share all parts except the upstream.
         unsafe { traits.share_over(&[&self.upstream]) };

@@ -1,7 +1,7 @@
 //! The layer that calls a function when memory is out. A stack's text cannot name it, because text cannot
 //! name a function.
 
-use millpond_core::{DeviceMemoryResource, Layer, Result};
+use millpond_core::{DeviceMemoryResource, FailureTally, Layer, Result};
 
 use super::{FailedRequest, FailureCallbackResourceAdaptor};
 
@@ -41,6 +41,7 @@ impl<R: DeviceMemoryResource, F: Fn(&FailedRequest<'_>) -> bool + 'static> Layer
             upstream,
             callback: self.callback,
             max_retries: self.max_retries,
+            failures: FailureTally::default(),
         })
     }
 }

@@ -8,8 +8,8 @@ use std::cell::RefCell;
 use std::fmt;
 
 use millpond_core::{
-    DeviceMemoryResource, DevicePtr, Error, Layout, Result, StreamRef, Traits, debug_as_text, downcast,
-    forward_to_upstream,
+    DeviceMemoryResource, DevicePtr, Error, FailureTally, Layout, Result, StreamRef, Traits, debug_as_text,
+    downcast, forward_to_upstream,
 };
 
 pub use layer::FailureCallbackLayer;
@@ -77,6 +77,7 @@ pub struct FailureCallbackResourceAdaptor<R, F> {
     upstream: R,
     callback: F,
     max_retries: u32,
+    failures: FailureTally,
 }
 
 thread_local! {
@@ -155,7 +156,7 @@ where
             Err(error) if error.is_out_of_memory() => self.retry(error, layout, stream),
             other => other,
         };
-        allocated.map_err(|error| error.in_stack(self))
+        allocated.map_err(|error| self.failures.noted(error).in_stack(self))
     }
 
     /// Two adaptors are equal if their functions have the same type and their upstreams are equal.
@@ -163,8 +164,10 @@ where
         downcast::<Self>(other).is_some_and(|other| self.upstream.is_equal(&other.upstream))
     }
 
-    /// Declares nothing, because several threads may not be allowed to call the program's function.
-    fn provide(&self, _traits: &mut Traits) {}
+    /// Declares no sharing, because several threads may not be allowed to call the program's function.
+    fn provide(&self, traits: &mut Traits) {
+        traits.add::<Self, FailureTally>(|it| &it.failures);
+    }
 
     forward_to_upstream!(except allocate, is_equal, provide);
 }

@@ -10,7 +10,7 @@ use millpond_core::driver::call;
 use millpond_core::stack::{LayerSpec, Piece, Value};
 use millpond_core::{
     Accessibility, AnyResource, DeviceMemoryResource, DeviceMemoryResourceExt, DevicePtr, DriverHandle,
-    Error, ErrorKind, LayerMemory, Layout, MemoryInfo, MemoryMap, OthersBelow, ReportsMemory,
+    Error, ErrorKind, FailureTally, LayerMemory, Layout, MemoryInfo, MemoryMap, OthersBelow, ReportsMemory,
     ResourceStatistics, Result, Stack, StreamRef, Traits, debug_as_text, is_same,
 };
 
@@ -51,6 +51,7 @@ pub struct FallbackResourceAdaptor<R, F = AnyResource> {
     fallback: F,
     /// The fallback's live blocks.
     blocks: RareBlocks<()>,
+    failures: FailureTally,
 }
 
 impl<R: DeviceMemoryResource, F: DeviceMemoryResource> FallbackResourceAdaptor<R, F> {
@@ -67,7 +68,7 @@ impl<R: DeviceMemoryResource, F: DeviceMemoryResource> FallbackResourceAdaptor<R
                 upstream.device()
             )));
         }
-        Ok(Self { upstream, fallback, blocks: RareBlocks::new() })
+        Ok(Self { upstream, fallback, blocks: RareBlocks::new(), failures: FailureTally::default() })
     }
 
     /// Returns the fallback, from which the adaptor allocates when the upstream is out of memory.
@@ -140,7 +141,7 @@ unsafe impl<R: DeviceMemoryResource, F: DeviceMemoryResource> DeviceMemoryResour
             Err(error) if error.is_out_of_memory() => self.fall_back(error, layout, stream),
             other => other,
         };
-        allocated.map_err(|error| error.in_stack(self))
+        allocated.map_err(|error| self.failures.noted(error).in_stack(self))
     }
 
     unsafe fn deallocate(&self, ptr: DevicePtr, layout: Layout, stream: StreamRef) {
@@ -205,7 +206,10 @@ unsafe impl<R: DeviceMemoryResource, F: DeviceMemoryResource> DeviceMemoryResour
     }
 
     fn provide(&self, traits: &mut Traits) {
-        traits.add::<Self, dyn OthersBelow>(|it| it).add::<Self, dyn ReportsMemory>(|it| it);
+        traits
+            .add::<Self, FailureTally>(|it| &it.failures)
+            .add::<Self, dyn OthersBelow>(|it| it)
+            .add::<Self, dyn ReportsMemory>(|it| it);
         // SAFETY: threads may share all other parts.
         unsafe { traits.share_over(&[&self.upstream, &self.fallback]) };
     }

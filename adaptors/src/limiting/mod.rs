@@ -7,9 +7,9 @@ mod tests;
 use std::fmt;
 
 use millpond_core::{
-    ByteSize, DeviceMemoryResource, DevicePtr, Error, LayerMemory, Layout, MemoryInfo, OutOfMemoryReport,
-    Remedy, ReportsMemory, Result, StreamRef, Traits, debug_as_text, format_bytes, forward_to_upstream,
-    is_same, misuse,
+    ByteSize, DeviceMemoryResource, DevicePtr, Error, FailureKind, FailureTally, LayerMemory, Layout,
+    MemoryInfo, OutOfMemoryReport, Remedy, ReportsMemory, Result, StreamRef, Traits, debug_as_text,
+    format_bytes, forward_to_upstream, is_same, misuse,
 };
 
 pub use layer::LimitingLayer;
@@ -55,6 +55,7 @@ pub struct LimitingResourceAdaptor<R> {
     /// all shares under their locks. So a request that fits is served, and threads seldom wait for each
     /// other.
     left: Shards<u64>,
+    failures: FailureTally,
 }
 
 impl<R> LimitingResourceAdaptor<R> {
@@ -67,7 +68,7 @@ impl<R> LimitingResourceAdaptor<R> {
     fn said(upstream: R, limit_bytes: u64, limit: ByteSize) -> Self {
         let left = Shards::new();
         *left.mine() = limit_bytes;
-        Self { upstream, limit_bytes, limit, left }
+        Self { upstream, limit_bytes, limit, left, failures: FailureTally::default() }
     }
 
     /// Returns the number of live bytes. The size of each request is rounded up. The number never exceeds
@@ -130,12 +131,20 @@ impl<R> LimitingResourceAdaptor<R> {
         };
         let mut report = OutOfMemoryReport::new(layout, stream);
         let short = u64::try_from(short).unwrap_or(u64::MAX);
+        report.kind = FailureKind::Limit;
         report.is_impossible = is_impossible;
         report.short_bytes = Some(short);
         (report.held_bytes, report.live_bytes) = (allocated, allocated);
         report.maximum_bytes = Some(self.limit_bytes);
         report.remedies = vec![Remedy::raise_maximum(short, false)];
         Error::out_of_memory(layout, stream).context(message).with_report(report)
+    }
+}
+
+impl<R: DeviceMemoryResource> LimitingResourceAdaptor<R> {
+    #[cold]
+    fn failed(&self, error: Error) -> Error {
+        self.failures.noted(error).on_device(self.driver().device()).in_stack(self)
     }
 }
 
@@ -164,14 +173,12 @@ impl<R> Drop for Acquired<'_, R> {
 unsafe impl<R: DeviceMemoryResource> DeviceMemoryResource for LimitingResourceAdaptor<R> {
     fn allocate(&self, layout: Layout, stream: StreamRef) -> Result<DevicePtr> {
         let Some(bytes) = layout.rounded_bytes() else {
-            let error = Error::request_too_large(layout, stream);
-            return Err(error.on_device(self.driver().device()).in_stack(self));
+            return Err(self.failed(Error::request_too_large(layout, stream)));
         };
-        let acquired = self.acquire(bytes).map_err(|allocated| {
-            let error = self.over_limit(bytes, allocated, layout, stream);
-            error.on_device(self.driver().device()).in_stack(self)
-        })?;
-        let ptr = self.upstream.allocate(layout, stream).map_err(|error| error.in_stack(self))?;
+        let acquired = self
+            .acquire(bytes)
+            .map_err(|allocated| self.failed(self.over_limit(bytes, allocated, layout, stream)))?;
+        let ptr = self.upstream.allocate(layout, stream).map_err(|error| self.failed(error))?;
         acquired.keep();
         Ok(ptr)
     }
@@ -196,7 +203,10 @@ unsafe impl<R: DeviceMemoryResource> DeviceMemoryResource for LimitingResourceAd
     }
 
     fn provide(&self, traits: &mut Traits) {
-        traits.add::<Self, dyn crate::AllocationLimit>(|it| it).add::<Self, dyn ReportsMemory>(|it| it);
+        traits
+            .add::<Self, dyn crate::AllocationLimit>(|it| it)
+            .add::<Self, FailureTally>(|it| &it.failures)
+            .add::<Self, dyn ReportsMemory>(|it| it);
         // SAFETY: threads may share all parts except the upstream.
         unsafe { traits.share_over(&[&self.upstream]) };
     }

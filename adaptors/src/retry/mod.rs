@@ -8,8 +8,8 @@ use std::fmt;
 use std::time::{Duration, Instant};
 
 use millpond_core::{
-    DeviceMemoryResource, DevicePtr, Error, Layout, Result, StreamRef, Traits, debug_as_text, downcast,
-    forward_to_upstream,
+    DeviceMemoryResource, DevicePtr, Error, FailureTally, Layout, Result, StreamRef, Traits, debug_as_text,
+    downcast, forward_to_upstream,
 };
 
 pub use layer::RetryLayer;
@@ -59,11 +59,12 @@ pub struct RetryResourceAdaptor<R> {
     upstream: R,
     timeout: Timeout,
     frees: Frees,
+    failures: FailureTally,
 }
 
 impl<R: DeviceMemoryResource> RetryResourceAdaptor<R> {
     fn new(upstream: R, timeout: Timeout) -> Self {
-        Self { upstream, timeout, frees: Frees::default() }
+        Self { upstream, timeout, frees: Frees::default(), failures: FailureTally::default() }
     }
 
     /// Returns the longest time that a request waits.
@@ -91,7 +92,7 @@ unsafe impl<R: DeviceMemoryResource> DeviceMemoryResource for RetryResourceAdapt
             Err(error) if error.is_out_of_memory() => self.retry(error, layout, stream),
             other => other,
         };
-        allocated.map_err(|error| error.in_stack(self))
+        allocated.map_err(|error| self.failures.noted(error).in_stack(self))
     }
 
     unsafe fn deallocate(&self, ptr: DevicePtr, layout: Layout, stream: StreamRef) {
@@ -107,6 +108,7 @@ unsafe impl<R: DeviceMemoryResource> DeviceMemoryResource for RetryResourceAdapt
     }
 
     fn provide(&self, traits: &mut Traits) {
+        traits.add::<Self, FailureTally>(|it| &it.failures);
         // SAFETY: threads may share all parts except the upstream.
         unsafe { traits.share_over(&[&self.upstream]) };
     }

@@ -10,8 +10,8 @@ mod tests;
 use std::fmt;
 
 use millpond_core::{
-    DeviceMemoryResource, DevicePtr, LayerMemory, Layout, ReportsMemory, ResourceStatistics, Result,
-    StreamRef, Traits, debug_as_text, downcast, forward_to_upstream, misuse,
+    DeviceMemoryResource, DevicePtr, FailureTally, LayerMemory, Layout, ReportsMemory, ResourceStatistics,
+    Result, StreamRef, Traits, debug_as_text, downcast, forward_to_upstream, misuse,
 };
 
 pub use counters::{Counter, Counters};
@@ -69,12 +69,13 @@ use tally::Tally;
 pub struct StatisticsResourceAdaptor<R> {
     upstream: R,
     tally: Tally,
+    failures: FailureTally,
 }
 
 impl<R> StatisticsResourceAdaptor<R> {
     /// Creates an adaptor that counts the allocations of `upstream` from now on.
     pub fn new(upstream: R) -> Self {
-        Self { upstream, tally: Tally::new() }
+        Self { upstream, tally: Tally::new(), failures: FailureTally::default() }
     }
 
     /// Returns the counters of the newest level.
@@ -91,6 +92,7 @@ impl<R> StatisticsResourceAdaptor<R> {
     /// the live blocks as if they had been allocated at this moment.
     pub fn clear_counters(&self) {
         self.tally.clear();
+        self.failures.clear();
     }
 
     /// Ends the newest level, and adds its counters to the next outer level. Returns the counters of the
@@ -114,7 +116,7 @@ unsafe impl<R: DeviceMemoryResource> DeviceMemoryResource for StatisticsResource
             }
             Err(error) => {
                 self.tally.failed();
-                Err(error.in_stack(self))
+                Err(self.failures.noted(error).in_stack(self))
             }
         }
     }
@@ -140,7 +142,10 @@ unsafe impl<R: DeviceMemoryResource> DeviceMemoryResource for StatisticsResource
     }
 
     fn provide(&self, traits: &mut Traits) {
-        traits.add::<Self, dyn crate::AllocationCounters>(|it| it).add::<Self, dyn ReportsMemory>(|it| it);
+        traits
+            .add::<Self, dyn crate::AllocationCounters>(|it| it)
+            .add::<Self, FailureTally>(|it| &it.failures)
+            .add::<Self, dyn ReportsMemory>(|it| it);
         // SAFETY: threads may share all parts except the upstream.
         unsafe { traits.share_over(&[&self.upstream]) };
     }

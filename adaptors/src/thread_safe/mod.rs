@@ -11,8 +11,9 @@ use std::time::{Duration, Instant};
 
 use millpond_core::driver::{CaptureModeGuard, call};
 use millpond_core::{
-    Accessibility, DeviceMemoryResource, DevicePtr, DriverHandle, Error, ErrorKind, Layout, MemoryInfo,
-    ResourceStatistics, Result, StreamRef, Traits, debug_as_text, downcast, is_same, is_shareable,
+    Accessibility, DeviceMemoryResource, DevicePtr, DriverHandle, Error, ErrorKind, FailureTally, Layout,
+    MemoryInfo, ResourceStatistics, Result, StreamRef, Traits, debug_as_text, downcast, is_same,
+    is_shareable,
 };
 
 pub use layer::ThreadSafeLayer;
@@ -88,6 +89,7 @@ pub struct ThreadSafeResourceAdaptor<R> {
     is_shareable: bool,
     patience: Timeout,
     gate: Gate<R>,
+    failures: FailureTally,
 }
 
 impl<R: DeviceMemoryResource> ThreadSafeResourceAdaptor<R> {
@@ -105,6 +107,7 @@ impl<R: DeviceMemoryResource> ThreadSafeResourceAdaptor<R> {
             is_shareable: is_shareable(&upstream),
             patience,
             gate: Gate::new(upstream),
+            failures: FailureTally::default(),
         }
     }
 
@@ -167,7 +170,7 @@ unsafe impl<R: DeviceMemoryResource> DeviceMemoryResource for ThreadSafeResource
             Ok((allocated, _)) => allocated,
             Err(busy) => Err(busy.for_request(layout, stream)),
         };
-        allocated.map_err(|error| error.in_stack(self))
+        allocated.map_err(|error| self.failures.noted(error).in_stack(self))
     }
 
     unsafe fn deallocate(&self, ptr: DevicePtr, layout: Layout, stream: StreamRef) {
@@ -224,6 +227,7 @@ unsafe impl<R: DeviceMemoryResource> DeviceMemoryResource for ThreadSafeResource
     }
 
     fn provide(&self, traits: &mut Traits) {
+        traits.add::<Self, FailureTally>(|it| &it.failures);
         if self.is_shareable {
             // SAFETY: over an upstream that is `Send`, all parts are `Send` and `Sync`.
             unsafe { traits.share_over(&[]) };

@@ -11,14 +11,15 @@ mod tests;
 use std::backtrace::Backtrace;
 use std::collections::BTreeMap;
 use std::fmt;
-use std::process;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use millpond_core::misuse::{self, Misuse, MisuseKind};
+use millpond_core::process;
 use millpond_core::{
-    BlockInfo, DeviceMemoryResource, DevicePtr, Error, Holder, Layer, LayerMemory, Layout, ReportsMemory,
-    ResourceStatistics, Result, StreamRef, Traits, debug_as_text, forward_to_upstream, is_same,
+    BlockInfo, DeviceMemoryResource, DevicePtr, Error, FailureTally, Holder, Layer, LayerMemory, Layout,
+    ReportsMemory, ResourceStatistics, Result, StreamRef, Traits, debug_as_text, forward_to_upstream,
+    is_same,
 };
 
 pub use layer::{Stacks, TrackingLayer};
@@ -65,6 +66,7 @@ pub struct TrackingResourceAdaptor<R> {
     /// The first field, so that leaks are reported before the upstream frees the memory.
     tracker: Tracker,
     upstream: R,
+    failures: FailureTally,
 }
 
 #[derive(Debug)]
@@ -73,7 +75,7 @@ struct Tracker {
     stacks: Stacks,
     refused: AtomicU64,
     /// The process that created the adaptor.
-    process: u32,
+    process: process::Origin,
     /// The counts of this adaptor; set if the upstream keeps no statistics.
     tally: Option<Tally>,
 }
@@ -84,7 +86,8 @@ impl<R: DeviceMemoryResource> TrackingResourceAdaptor<R> {
         let ledger = Ledger::new(upstream.to_string());
         let tally = upstream.statistics().is_none_or(|known| known.knows_only_misuses()).then(Tally::new);
         let refused = AtomicU64::new(0);
-        Self { tracker: Tracker { ledger, stacks, refused, process: process::id(), tally }, upstream }
+        let tracker = Tracker { ledger, stacks, refused, process: process::Origin::here(), tally };
+        Self { tracker, upstream, failures: FailureTally::default() }
     }
 }
 
@@ -133,7 +136,7 @@ impl Tracker {
 
 impl Drop for Tracker {
     fn drop(&mut self) {
-        if self.process != process::id() {
+        if self.process.is_elsewhere() {
             // The blocks belong to the parent process, whose threads may have been changing the ledger during
             // the fork.
             return std::mem::forget(std::mem::replace(&mut self.ledger, Ledger::new(String::new())));
@@ -161,7 +164,7 @@ unsafe impl<R: DeviceMemoryResource> DeviceMemoryResource for TrackingResourceAd
     fn allocate(&self, layout: Layout, stream: StreamRef) -> Result<DevicePtr> {
         let ptr = self.upstream.allocate(layout, stream).map_err(|error| {
             self.tracker.tally.as_ref().inspect(|tally| tally.failed());
-            self.with_holders(error).in_stack(self)
+            self.with_holders(self.failures.noted(error)).in_stack(self)
         })?;
         if !ptr.is_null() {
             self.tracker.allocated(ptr, layout.bytes(), stream);
@@ -199,7 +202,10 @@ unsafe impl<R: DeviceMemoryResource> DeviceMemoryResource for TrackingResourceAd
     }
 
     fn provide(&self, traits: &mut Traits) {
-        traits.add::<Self, dyn crate::AllocationTracker>(|it| it).add::<Self, dyn ReportsMemory>(|it| it);
+        traits
+            .add::<Self, dyn crate::AllocationTracker>(|it| it)
+            .add::<Self, FailureTally>(|it| &it.failures)
+            .add::<Self, dyn ReportsMemory>(|it| it);
         // SAFETY: threads may share all parts except the upstream.
         unsafe { traits.share_over(&[&self.upstream]) };
     }

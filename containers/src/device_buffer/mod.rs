@@ -150,7 +150,8 @@ impl<R: DeviceMemoryResource> DeviceBuffer<R> {
         if !reached_by.device {
             let message = format!(
                 "only the {reached_by} can access this memory; a buffer needs memory that the device can \
-                 access, such as cuda, managed or pinned memory"
+                 access, such as cuda, managed or pinned memory; for a pool of host memory, call \
+                 `set_access` before you make its resource"
             );
             return Err(Error::invalid_argument(message).in_stack(&resource));
         }

@@ -119,7 +119,8 @@ fn memory_that_the_device_does_not_reach_is_refused() {
         assert_eq!(
             error.message(),
             "only the host can access this memory; a buffer needs memory that the device can access, such as \
-             cuda, managed or pinned memory"
+             cuda, managed or pinned memory; for a pool of host memory, call `set_access` before you make \
+             its resource"
         );
     }
     assert_eq!(device.live_allocations(), 0);

@@ -1,6 +1,6 @@
 //! Calls a driver, and records whether the call lost the device.
 
-use super::{DeviceAttribute, Driver, DriverResult};
+use super::{DeviceAttribute, Driver, DriverError, DriverResult};
 use crate::{Error, Result};
 
 /// Calls the driver through `body`, unless an earlier error lost the device. If `body` fails, records the
@@ -33,11 +33,16 @@ pub fn has_attribute(driver: &dyn Driver, attribute: DeviceAttribute) -> Result<
     }
 }
 
-/// Calls the driver through `body`, even if the device is lost. If the error of `body` means that the device
-/// is lost, records the loss in the device's [`Health`](super::Health). The caller handles the error.
+/// Calls the driver through `body`, even if the device is lost, but not in a [forked child](crate::process).
+/// If the error of `body` means that the device is lost, records the loss in the device's
+/// [`Health`](super::Health). The caller handles the error.
 ///
 /// # Errors
-/// The driver's errors.
+/// The driver's errors; `CUDA_ERROR_NOT_INITIALIZED` in a forked child.
 pub fn ask<T>(driver: &dyn Driver, body: impl FnOnce(&dyn Driver) -> DriverResult<T>) -> DriverResult<T> {
+    if driver.health().is_elsewhere() {
+        let why = "this process was forked from one that uses the device";
+        return Err(DriverError::new(DriverError::NOT_INITIALIZED, "fork").with_detail(why));
+    }
     body(driver).inspect_err(|error| driver.health().note(error))
 }

@@ -4,10 +4,12 @@ use std::sync::atomic::{AtomicU8, Ordering};
 
 use super::DriverError;
 use crate::Error;
+use crate::process::Origin;
 
 /// Records whether a device is lost. There are two cases. After a [sticky](DriverError::is_sticky) error,
 /// this process cannot use the device any more. After a reset of the device's context, everything that was
-/// made before the reset is lost.
+/// made before the reset is lost. In a forked child of the process that opened the device, the device is
+/// lost, too; [`process`](crate::process) has the rule.
 ///
 /// All resources on one opened device share one `Health`. After the device is lost, the resources skip driver
 /// calls that can only fail. If a program opens the device again after a reset, the new driver has a new
@@ -15,6 +17,7 @@ use crate::Error;
 #[derive(Debug, Default)]
 pub struct Health {
     state: AtomicU8,
+    origin: Origin,
 }
 
 const WELL: u8 = 0;
@@ -25,13 +28,19 @@ impl Health {
     /// Returns whether the device is lost. A lost device stays lost.
     #[inline]
     pub fn is_lost(&self) -> bool {
-        self.state.load(Ordering::Relaxed) != WELL
+        self.state.load(Ordering::Relaxed) != WELL || self.origin.is_elsewhere()
     }
 
     /// Returns whether the device is lost because its context was reset.
     #[inline]
     pub fn is_reset(&self) -> bool {
-        self.state.load(Ordering::Relaxed) == RESET
+        self.state.load(Ordering::Relaxed) == RESET && !self.origin.is_elsewhere()
+    }
+
+    /// Returns whether this process is a forked child of the process that opened the device.
+    #[inline]
+    pub fn is_elsewhere(&self) -> bool {
+        self.origin.is_elsewhere()
     }
 
     /// Records that the device is lost, if `error` means this. Otherwise does nothing.
@@ -62,6 +71,10 @@ impl Health {
     /// Returns the error that a call on the lost device returns. The error names the reason for the loss and
     /// the remedy.
     pub fn error(&self) -> Error {
-        if self.is_reset() { Error::context_reset() } else { Error::poisoned() }
+        match () {
+            () if self.origin.is_elsewhere() => Error::forked(),
+            () if self.is_reset() => Error::context_reset(),
+            () => Error::poisoned(),
+        }
     }
 }

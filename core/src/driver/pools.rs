@@ -183,8 +183,8 @@ pub struct MemPoolProps {
     /// The handle types through which other processes can import the pool. A pool of managed memory supports
     /// no handles.
     pub handles: HandleTypes,
-    /// The most bytes that the pool may hold; 0 for no limit. CUDA supports a limit since version 12.2, but
-    /// not for managed memory.
+    /// The most bytes that the pool may hold. With 0, as in CUDA, the system decides: the pool may hold all
+    /// memory of its location. CUDA supports a limit since version 12.2, but not for managed memory.
     pub max_bytes: u64,
     /// Whether the device's decompression engine can use the memory (since CUDA 12.8).
     pub hw_decompress: bool,

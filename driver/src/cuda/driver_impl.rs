@@ -60,7 +60,7 @@ impl Driver for CudaDriver {
     }
 
     fn was_reset(&self) -> bool {
-        if !self.health.is_reset() && self.context.was_reset() {
+        if !self.health.is_reset() && !self.health.is_elsewhere() && self.context.was_reset() {
             self.health.note_reset();
         }
         self.health.is_reset()

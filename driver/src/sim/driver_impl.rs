@@ -32,7 +32,8 @@ impl Driver for SimDevice {
     }
 
     fn was_reset(&self) -> bool {
-        if !self.health.is_reset() && self.lock().generation != self.generation {
+        if !self.health.is_reset() && !self.health.is_elsewhere() && self.lock().generation != self.generation
+        {
             self.health.note_reset();
         }
         self.health.is_reset()

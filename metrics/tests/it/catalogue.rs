@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use millpond_metrics::{Kind, Metrics};
+use millpond_metrics::{Family, Kind, Metrics};
 
 /// The names in Prometheus, as a query writes them.
 fn names() -> BTreeSet<String> {
@@ -14,7 +14,8 @@ fn names() -> BTreeSet<String> {
 #[test]
 fn the_page_lists_each_metric() {
     let mut page =
-        "| OpenTelemetry | Prometheus | unit | type | meaning |\n|---|---|---|---|---|\n".to_owned();
+        "| OpenTelemetry | Prometheus | unit | type | labels | meaning |\n|---|---|---|---|---|---|\n"
+            .to_owned();
     for (family, prometheus) in Metrics::new().families().iter().map(|family| {
         let total = if family.kind == Kind::Counter { "_total" } else { "" };
         (family, format!("{}{total}", family.prometheus_name))
@@ -25,7 +26,8 @@ fn the_page_lists_each_metric() {
             _ => "gauge",
         };
         let (name, unit, help) = (family.name, family.unit, family.help);
-        page += &format!("| `{name}` | `{prometheus}` | `{unit}` | {kind} | {help} |\n");
+        let labels = labels_of(family).join(", ");
+        page += &format!("| `{name}` | `{prometheus}` | `{unit}` | {kind} | {labels} | {help} |\n");
     }
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/metrics.md");
     if std::env::var_os("MILLPOND_WRITE").is_some() {
@@ -37,6 +39,37 @@ fn the_page_lists_each_metric() {
         "metrics.md is outdated; run MILLPOND_WRITE=1 cargo test -p millpond-metrics --all-features \
          --test it catalogue::"
     );
+}
+
+/// The labels in Prometheus, as the pages write them.
+fn labels_of(family: &Family) -> Vec<String> {
+    family.labels.iter().map(|label| format!("`{}`", label.replace('.', "_"))).collect()
+}
+
+/// The book's table names the labels of each metric: in the row that names it, or else in the row whose
+/// pattern fits with the most letters.
+#[test]
+fn the_book_names_the_labels_of_each_metric() {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/book/src/metrics.md");
+    let page = std::fs::read_to_string(path).expect("the book has a page on metrics");
+    let rows: Vec<(Vec<&str>, &str)> = page
+        .lines()
+        .skip_while(|line| !line.starts_with("|---"))
+        .skip(1)
+        .map_while(|line| line.strip_prefix("| ")?.strip_suffix(" |")?.split_once(" | "))
+        .map(|(patterns, labels)| (patterns.split(", ").map(|it| it.trim_matches('`')).collect(), labels))
+        .collect();
+    for family in Metrics::new().families() {
+        let total = if family.kind == Kind::Counter { "_total" } else { "" };
+        let name = family.prometheus_name.clone() + total;
+        let fits = |pattern: &&&str| match pattern.split_once('*') {
+            Some((start, end)) => name.starts_with(start) && name.ends_with(end),
+            None => name == **pattern,
+        };
+        let fit = |patterns: &[&str]| patterns.iter().filter(fits).map(|pattern| pattern.len()).max();
+        let row = rows.iter().filter_map(|(patterns, labels)| Some((fit(patterns)?, *labels))).max();
+        assert_eq!(row.map(|(_, labels)| labels), Some(&*labels_of(&family).join(", ")), "{name}");
+    }
 }
 
 /// The words of a query that begin like a metric.

@@ -10,8 +10,8 @@ use dashmap::DashMap;
 use millpond_core::driver::{CaptureModeGuard, Driver, DriverResult, Event, EventFlags};
 use millpond_core::misuse::{self, Misuse};
 use millpond_core::{
-    DeviceMemoryResource, DevicePtr, DriverHandle, Error, ErrorKind, Layout, MemorySegment, Result,
-    ScopeMemory, StreamId, StreamRef, align_up,
+    DeviceMemoryResource, DevicePtr, DriverHandle, Error, ErrorKind, FailureTally, Layout, MemorySegment,
+    Result, ScopeMemory, StreamId, StreamRef, align_up,
 };
 use parking_lot::{Mutex, RwLock};
 use rustc_hash::FxBuildHasher;
@@ -70,9 +70,14 @@ pub(super) struct Inner<R: DeviceMemoryResource> {
     /// The stream on which spans are allocated and freed.
     aside: OwnStream,
     pub(super) misuses: AtomicU64,
+    pub(super) failures: FailureTally,
 }
 
 impl<R: DeviceMemoryResource> Inner<R> {
+    pub(super) fn is_elsewhere(&self) -> bool {
+        self.process.is_elsewhere()
+    }
+
     pub(super) fn new(upstream: R) -> Self {
         Self {
             upstream,
@@ -84,6 +89,7 @@ impl<R: DeviceMemoryResource> Inner<R> {
             scopes: Mutex::default(),
             aside: OwnStream::default(),
             misuses: AtomicU64::new(0),
+            failures: FailureTally::default(),
         }
     }
 

@@ -16,8 +16,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use millpond_core::ScopesBelow;
 use millpond_core::{
-    BlockInfo, DeviceMemoryResource, DevicePtr, Error, LayerMemory, Layout, MemoryMap, ReportsMemory,
-    ResourceStatistics, Result, ScopeMemory, StreamRef, Traits, forward_to_upstream,
+    BlockInfo, DeviceMemoryResource, DevicePtr, Error, FailureTally, LayerMemory, Layout, MemoryMap,
+    ReportsMemory, ResourceStatistics, Result, ScopeMemory, StreamRef, Traits, forward_to_upstream,
 };
 
 use crate::debug_as_text::debug_as_text;
@@ -99,9 +99,11 @@ unsafe impl<R: DeviceMemoryResource + Send + Sync> DeviceMemoryResource for Capt
         let inner = &*self.0;
         let of_scope = |error: Error| {
             let error = error.for_request(layout, stream).on_device(self.driver().device());
-            out_of_memory::reported(error, &**self.driver(), self.accessibility()).in_stack(self)
+            let error = out_of_memory::reported(error, &**self.driver(), self.accessibility());
+            inner.failures.noted(error).in_stack(self)
         };
         if inner.open.load(Ordering::Relaxed) > 0
+            && !inner.is_elsewhere()
             && let Some(scope) = inner.scope_of(stream).map_err(of_scope)?
         {
             // A request after the scope's end belongs to no scope.
@@ -115,12 +117,15 @@ unsafe impl<R: DeviceMemoryResource + Send + Sync> DeviceMemoryResource for Capt
             }
             taken => taken,
         };
-        taken.map_err(|error| error.in_stack(self))
+        taken.map_err(|error| inner.failures.noted(error).in_stack(self))
     }
 
     #[inline]
     unsafe fn deallocate(&self, ptr: DevicePtr, layout: Layout, stream: StreamRef) {
         let inner = &*self.0;
+        if inner.is_elsewhere() {
+            return;
+        }
         if let Some(scope) = inner.scope_at(ptr) {
             return inner.take_back(&scope, ptr, layout, stream, self);
         }
@@ -148,7 +153,7 @@ unsafe impl<R: DeviceMemoryResource + Send + Sync> DeviceMemoryResource for Capt
 
     fn provide(&self, traits: &mut Traits) {
         traits.add::<Self, dyn CaptureScopes>(|it| it).add::<Self, dyn ReportsMemory>(|it| it);
-        traits.add::<Self, dyn ScopesBelow>(|it| it);
+        traits.add::<Self, FailureTally>(|it| &it.0.failures).add::<Self, dyn ScopesBelow>(|it| it);
         traits.share::<Self>();
     }
 

@@ -14,8 +14,13 @@ pub(super) fn check_pools(driver: &DriverHandle) -> Result<()> {
     Ok(())
 }
 
-/// Refuses an initial size above the maximum.
+/// Refuses an initial size above the maximum, and a maximum of 0, which would mean none to CUDA.
 pub(super) fn check_initial_and_maximum(driver: &DriverHandle, options: &CudaAsyncOptions) -> Result<()> {
+    if options.maximum_bytes == Some(0) {
+        let why =
+            "a pool with a maximum of 0 could hold nothing; raise `max`, or leave it out for no maximum";
+        return Err(Error::invalid_argument(why).on_device(driver.device()));
+    }
     let Some(most) = options.maximum_bytes.filter(|most| options.initial_bytes > *most) else {
         return Ok(());
     };

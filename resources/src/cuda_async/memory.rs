@@ -4,7 +4,7 @@ use std::fmt::Display;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use millpond_core::misuse::{self, Misuse, MisuseKind};
-use millpond_core::{Accessibility, DevicePtr, Layout, ResourceStatistics, Result, StreamRef};
+use millpond_core::{Accessibility, DevicePtr, FailureTally, Layout, ResourceStatistics, Result, StreamRef};
 
 use crate::memory_pool::{Freed, MemoryPool};
 
@@ -14,11 +14,12 @@ pub(super) struct AsyncMemory {
     pool: MemoryPool,
     accessibility: Accessibility,
     misuses: AtomicU64,
+    pub(super) failures: FailureTally,
 }
 
 impl AsyncMemory {
     pub(super) fn new(pool: MemoryPool, accessibility: Accessibility) -> Self {
-        Self { pool, accessibility, misuses: AtomicU64::new(0) }
+        Self { pool, accessibility, misuses: AtomicU64::new(0), failures: FailureTally::default() }
     }
 
     pub(super) fn pool(&self) -> &MemoryPool {
@@ -40,7 +41,8 @@ impl AsyncMemory {
         }
         self.pool.inner().allocate(layout, stream).map_err(|error| {
             let error = error.for_request(layout, stream).on_device(self.pool.driver().device());
-            error.report_if_missing(|report| self.pool.inner().fill_in(report)).in_stack(name)
+            let error = error.report_if_missing(|report| self.pool.inner().fill_in(report));
+            self.failures.noted(error).in_stack(name)
         })
     }
 

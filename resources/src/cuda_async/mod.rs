@@ -8,12 +8,10 @@ mod pinned;
 
 use std::fmt;
 
-use millpond_core::driver::{
-    AccessFlags, AccessLocation, DeviceAttribute, MemAllocationType, MemLocation, call, has_attribute,
-};
+use millpond_core::driver::{DeviceAttribute, MemAllocationType, MemLocation, call, has_attribute};
 use millpond_core::{
-    Accessibility, DeviceMemoryResource, DevicePtr, DriverHandle, Error, ErrorKind, Layout, MemoryInfo,
-    ResourceStatistics, Result, StreamRef, Traits, downcast,
+    Accessibility, DeviceMemoryResource, DevicePtr, DriverHandle, Error, ErrorKind, FailureTally, Layout,
+    MemoryInfo, ResourceStatistics, Result, StreamRef, Traits, downcast,
 };
 
 use crate::debug_as_text::debug_as_text;
@@ -185,7 +183,8 @@ impl CudaAsyncViewMemoryResource {
 
     fn over(pool: MemoryPool, viewed: Viewed) -> Result<Self> {
         pool.refuse_import("allocate")?;
-        let accessibility = accessibility_of(&pool, viewed)?;
+        let accessibility =
+            if viewed == Viewed::Other { pool.accessibility()? } else { Accessibility::DEVICE };
         Ok(Self { memory: AsyncMemory::new(pool, accessibility), viewed })
     }
 
@@ -203,38 +202,6 @@ impl fmt::Display for CudaAsyncViewMemoryResource {
             Viewed::Other => "cuda_async_view:pool=other",
         })
     }
-}
-
-/// Returns who can access a pool's memory. Before CUDA 13.2, the driver does not say how a foreign pool was
-/// made. The access of device and host tells: a pool of managed memory has neither until it is set.
-fn accessibility_of(pool: &MemoryPool, viewed: Viewed) -> Result<Accessibility> {
-    if viewed != Viewed::Other {
-        return Ok(Accessibility::DEVICE);
-    }
-    let props = match pool.properties() {
-        Ok(props) => props,
-        Err(error) if error.is_sticky() => return Err(error),
-        Err(_unknown) => {
-            let (device, host) = (pool.access(pool.driver().device()), pool.access(AccessLocation::Host));
-            return match (device, host) {
-                (Err(error), _) | (_, Err(error)) if error.is_sticky() => Err(error),
-                (Ok(AccessFlags::None), Ok(AccessFlags::ReadWrite)) => Ok(Accessibility::HOST),
-                (Ok(AccessFlags::None), Ok(AccessFlags::None))
-                | (Ok(AccessFlags::ReadWrite), Ok(AccessFlags::ReadWrite)) => {
-                    Ok(Accessibility::DEVICE_AND_HOST)
-                }
-                _ => Ok(Accessibility::DEVICE),
-            };
-        }
-    };
-    Ok(match (props.kind, props.location.is_host()) {
-        (MemAllocationType::Managed, _) => Accessibility::DEVICE_AND_HOST,
-        (MemAllocationType::Pinned, false) => Accessibility::DEVICE,
-        (MemAllocationType::Pinned, true) => {
-            let is_reached = pool.access(pool.driver().device())? == AccessFlags::ReadWrite;
-            if is_reached { Accessibility::DEVICE_AND_HOST } else { Accessibility::HOST }
-        }
-    })
 }
 
 /// Allocates managed memory from the driver's default pool of managed memory (since CUDA 13.0). Host and
@@ -363,7 +330,10 @@ macro_rules! async_resource {
             }
 
             fn provide(&self, traits: &mut Traits) {
-                traits.add::<Self, dyn DriverPool>(|it| it).share::<Self>();
+                traits
+                    .add::<Self, dyn DriverPool>(|it| it)
+                    .add::<Self, FailureTally>(|it| &it.memory.failures)
+                    .share::<Self>();
             }
         }
 

@@ -136,7 +136,8 @@ impl CudaAsyncPinnedMemoryResource {
             .release_threshold(options.release_threshold.unwrap_or(u64::MAX))
             .reuse(options.reuse);
         let pool = MemoryPool::build(DriverHandle::clone(driver), of_pool, true).map_err(|error| {
-            if !is_refused(&error) {
+            // An error about the NUMA node already says what to do.
+            if !is_refused(&error) || error.kind() == ErrorKind::InvalidArgument {
                 return error;
             }
             let node = options.numa.map_or(String::new(), |node| format!(" on NUMA node {node}"));

@@ -102,7 +102,8 @@ impl Pageable {
     }
 
     pub(super) fn deallocate(&self, ptr: DevicePtr, layout: Layout, stream: StreamRef, name: &str) {
-        if ptr.is_null() {
+        // In a forked child, a thread that no longer exists may hold a lock.
+        if ptr.is_null() || self.process.is_elsewhere() {
             return;
         }
         let live = match self.take(ptr, layout) {
@@ -189,7 +190,6 @@ impl Pageable {
 
 impl Drop for Pageable {
     fn drop(&mut self) {
-        // In a forked child, a thread that no longer exists may hold the lock.
         if self.process.is_elsewhere() {
             return;
         }

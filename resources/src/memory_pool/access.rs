@@ -1,7 +1,7 @@
 //! The access of devices and of the host to a pool's memory.
 
-use millpond_core::driver::{AccessFlags, AccessLocation};
-use millpond_core::{DriverError, Error, Result};
+use millpond_core::driver::{AccessFlags, AccessLocation, Driver, call};
+use millpond_core::{DevicePtr, DriverError, Error, Result};
 
 use super::MemoryPool;
 
@@ -60,5 +60,32 @@ impl MemoryPool {
             _ => return error,
         };
         Error::invalid_argument(why).on_device(own).caused_by(error)
+    }
+}
+
+/// Adds the reason and the remedy if the driver refused an operation because the device cannot access one of
+/// these addresses: memory of a pool on the host or on another device, before the device got access.
+#[cold]
+#[must_use]
+pub fn explain_access(error: Error, driver: &dyn Driver, addresses: &[DevicePtr]) -> Error {
+    if error.driver_error().is_none_or(|error| error.code() != DriverError::INVALID_VALUE) {
+        return error;
+    }
+    let device = driver.device();
+    let is_closed = |address: &DevicePtr| {
+        call(driver, |driver| {
+            let Some(pool) = driver.pointer_mem_pool(*address)? else { return Ok(false) };
+            Ok(driver.mem_pool_get_access(pool, device.into())? == AccessFlags::None)
+        })
+        .unwrap_or(false)
+    };
+    match addresses.iter().find(|address| !address.is_null() && is_closed(address)) {
+        None => error,
+        Some(address) => Error::invalid_argument(format!(
+            "{device} has no access to the pool of the memory at {address}; give the pool's memory to the \
+             device first, with `set_access`"
+        ))
+        .on_device(device)
+        .caused_by(error),
     }
 }

@@ -1,21 +1,22 @@
 //! A pool's blocks, and the order in which they are freed: on the caller's stream, or outside of a capture.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, LazyLock, Weak};
+use std::cell::Cell;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, LazyLock, OnceLock, Weak};
 
 use dashmap::DashMap;
 use millpond_core::driver::{
-    CaptureModeGuard, Driver, DriverResult, EventFlags, Health, MemAllocationType, MemPool, MemPoolAttribute,
-    MemPoolProps, call,
+    CaptureModeGuard, Driver, DriverResult, EventFlags, Health, MemPool, MemPoolAttribute, MemPoolProps, call,
 };
 use millpond_core::misuse::MisuseKind;
 use millpond_core::{
     ALLOCATION_ALIGNMENT, Accessibility, DevicePtr, DriverError, DriverHandle, Error, Layout,
     OutOfMemoryReport, Remedy, Result, StreamId, StreamRef,
 };
-use parking_lot::Mutex;
+use parking_lot::{Mutex, ReentrantMutex};
 use rustc_hash::{FxBuildHasher, FxHashMap};
 
+use super::place::{self, Place};
 use crate::driver_calls::{NamedStream, OwnStream};
 use crate::out_of_memory::note_memory;
 use crate::process;
@@ -89,6 +90,8 @@ pub(crate) struct Inner {
     pub(super) driver: DriverHandle,
     pub(super) raw: MemPool,
     pub(super) origin: Origin,
+    /// Known from the beginning if this process made the pool.
+    pub(super) place: OnceLock<Place>,
     process: process::Origin,
     blocks: DashMap<DevicePtr, Block, FxBuildHasher>,
     deferred: Mutex<Vec<Deferred>>,
@@ -99,8 +102,8 @@ pub(crate) struct Inner {
     /// The number of deferred blocks, readable without the lock.
     deferred_count: AtomicUsize,
     aside: OwnStream,
-    /// Whether the driver does not permit to export the pool.
-    pub(super) is_export_refused: AtomicBool,
+    /// Whether the driver does not permit to export the pool. The thread that exports holds the lock.
+    pub(super) is_export_refused: ReentrantMutex<Cell<bool>>,
 }
 
 impl Inner {
@@ -109,6 +112,12 @@ impl Inner {
             driver,
             raw,
             origin,
+            place: match origin {
+                Origin::Made { props: MemPoolProps { location, kind, .. }, .. } => {
+                    Place { location, kind }.into()
+                }
+                Origin::Imported | Origin::Elsewhere => OnceLock::new(),
+            },
             process: process::Origin::here(),
             blocks: DashMap::default(),
             deferred: Mutex::default(),
@@ -116,13 +125,22 @@ impl Inner {
             last_freed_on: AtomicU64::new(NO_STREAM),
             deferred_count: AtomicUsize::new(0),
             aside: OwnStream::default(),
-            is_export_refused: AtomicBool::new(false),
+            is_export_refused: ReentrantMutex::default(),
         }
     }
 
     pub(super) fn call<T>(&self, body: impl FnOnce(&dyn Driver) -> DriverResult<T>) -> Result<T> {
         let _captures = CaptureModeGuard::relaxed(&*self.driver);
         call(&*self.driver, body)
+    }
+
+    /// Returns the place of the pool's memory. If this process did not make the pool, asks the driver once.
+    pub(super) fn place(&self) -> DriverResult<Place> {
+        if let Some(place) = self.place.get() {
+            return Ok(*place);
+        }
+        let place = place::of_pool(&*self.driver, self.raw)?;
+        Ok(*self.place.get_or_init(|| place))
     }
 
     pub(super) fn ask<T>(&self, body: impl FnOnce(&dyn Driver) -> DriverResult<T>) -> DriverResult<T> {
@@ -383,12 +401,10 @@ impl Inner {
     /// Returns whether the pool can serve a request of this size if nothing else is live. For pools made
     /// elsewhere, nothing is known.
     fn can_hold(&self, bytes: u64) -> bool {
-        let Origin::Made { props, .. } = self.origin else { return true };
-        let MemPoolProps { location, kind, .. } = props;
         if self.exceeds_most(bytes) {
             return false;
         }
-        let is_on_device = !location.is_host() && kind == MemAllocationType::Pinned;
+        let is_on_device = self.place().is_ok_and(Place::is_device_memory);
         !is_on_device || self.ask(|driver| driver.mem_get_info()).is_ok_and(|info| bytes <= info.total)
     }
 
@@ -399,19 +415,14 @@ impl Inner {
         let ask = |attribute| self.ask(|driver| driver.mem_pool_get_attribute(self.raw, attribute));
         report.held_bytes = ask(MemPoolAttribute::ReservedMemCurrent).unwrap_or(0);
         report.live_bytes = ask(MemPoolAttribute::UsedMemCurrent).unwrap_or(0);
-        report.live_blocks = self.blocks.len() as u64;
+        // Others allocate from a pool that this process did not make.
+        let is_own = matches!(self.origin, Origin::Made { .. });
+        report.live_blocks = is_own.then_some(self.blocks.len() as u64);
         report.is_impossible = self.exceeds_most(report.requested_bytes);
-        let takes = match self.origin {
-            Origin::Made { props: MemPoolProps { max_bytes, location, kind, .. }, .. } => {
-                report.maximum_bytes = (max_bytes > 0).then_some(max_bytes);
-                match kind {
-                    MemAllocationType::Managed => Accessibility::DEVICE_AND_HOST,
-                    MemAllocationType::Pinned if location.is_host() => Accessibility::HOST,
-                    MemAllocationType::Pinned => Accessibility::DEVICE,
-                }
-            }
-            _ => Accessibility::DEVICE,
-        };
+        if let Origin::Made { props: MemPoolProps { max_bytes, .. }, .. } = self.origin {
+            report.maximum_bytes = (max_bytes > 0).then_some(max_bytes);
+        }
+        let takes = self.place().map_or(Accessibility::DEVICE, Place::takes);
         note_memory(report, &*self.driver, takes);
         if let Some(maximum) = report.maximum_bytes {
             let has_device = report.device.is_some() && report.short_bytes.is_none();

@@ -35,6 +35,7 @@ mod guard;
 mod handles;
 mod inner;
 mod options;
+mod place;
 #[cfg(unix)]
 mod share;
 
@@ -42,18 +43,20 @@ use std::fmt;
 use std::sync::Arc;
 
 use millpond_core::driver::{
-    Driver, DriverResult, HandleTypes, MemAllocationType, MemLocation, MemPool, MemPoolAttribute,
-    MemPoolProps, call,
+    AccessFlags, Driver, DriverResult, HandleTypes, MemAllocationType, MemLocation, MemPool,
+    MemPoolAttribute, MemPoolProps, call,
 };
-use millpond_core::{DriverHandle, Error, ErrorKind, MemoryInfo, Result};
+use millpond_core::{Accessibility, DriverHandle, Error, ErrorKind, MemoryInfo, Result};
 
 use crate::process;
 
+pub use access::explain_access;
 pub use graph::GraphMemory;
 pub use guard::CurrentPool;
 pub(crate) use inner::Freed;
 use inner::{Inner, Origin, POOLS, key};
 pub use options::{MemoryPoolOptions, PoolReuse};
+use place::Place;
 #[cfg(unix)]
 pub use share::{ImportedAllocation, ImporterToken, Importers, handshake};
 
@@ -113,7 +116,8 @@ impl MemoryPool {
         let _captures = millpond_core::driver::CaptureModeGuard::relaxed(&*driver);
         let raw = call(&*driver, |driver| driver.mem_pool_create(options.props)).map_err(|error| {
             let is_fabric = options.props.handles.contains(HandleTypes::FABRIC);
-            if is_fabric { handles::explain(error, &*driver) } else { error }
+            let error = if is_fabric { handles::explain(error, &*driver) } else { error };
+            place::explain(error, &*driver, options.props.location)
         })?;
         let origin = Origin::Made { props: options.props, frees_at_end };
         let pool = Self::register(driver.clone(), raw, origin);
@@ -144,8 +148,11 @@ impl MemoryPool {
         if (location, kind) == (MemLocation::Device, MemAllocationType::Pinned) {
             return Self::default_of(driver);
         }
-        let raw = call(&*driver, |driver| driver.mem_get_default_mem_pool(location, kind))?;
-        Ok(Self::known(driver, raw))
+        let raw = call(&*driver, |driver| driver.mem_get_default_mem_pool(location, kind))
+            .map_err(|error| place::explain(error, &*driver, location))?;
+        let pool = Self::known(driver, raw);
+        pool.0.place.get_or_init(|| Place { location, kind });
+        Ok(pool)
     }
 
     /// Returns the current pool of the driver's device. `cuMemAllocAsync` allocates from the current pool.
@@ -359,13 +366,19 @@ impl MemoryPool {
         &self.0
     }
 
+    /// Returns who can access the pool's memory now.
+    pub(crate) fn accessibility(&self) -> Result<Accessibility> {
+        let takes = self.call(|_| self.0.place())?.takes();
+        if takes != Accessibility::HOST {
+            return Ok(takes);
+        }
+        let is_reached = self.access(self.driver().device())? == AccessFlags::ReadWrite;
+        Ok(if is_reached { Accessibility::DEVICE_AND_HOST } else { Accessibility::HOST })
+    }
+
     /// Returns the memory of the pool's location; memory that the pool can reuse counts as free.
     pub(crate) fn memory_info(&self) -> Result<MemoryInfo> {
-        let is_on_host = matches!(self.0.origin, Origin::Made { props, .. } if props.location.is_host());
-        let MemoryInfo { free, total } = self.call(|driver| match is_on_host {
-            true => driver.host_memory_info(),
-            false => driver.mem_get_info(),
-        })?;
+        let MemoryInfo { free, total } = self.call(|driver| self.0.place()?.memory_info(driver))?;
         let idle = self.reserved_bytes()?.saturating_sub(self.used_bytes()?);
         let free = free.saturating_add(idle).saturating_add(self.0.deferred_bytes());
         Ok(MemoryInfo { free: free.min(total), total })

@@ -138,7 +138,8 @@ impl MemoryPoolOptions {
         self
     }
 
-    /// Sets the most bytes that the pool may hold; 0 for no limit (since CUDA 12.2).
+    /// Sets the most bytes that the pool may hold (since CUDA 12.2). With 0, the default, the system decides,
+    /// as in CUDA: the pool may hold all memory of its location.
     pub fn max_bytes(mut self, bytes: u64) -> Self {
         self.props.max_bytes = bytes;
         self

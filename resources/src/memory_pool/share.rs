@@ -2,7 +2,6 @@
 
 use std::io::{PipeReader, PipeWriter};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
-use std::sync::atomic::Ordering;
 
 use millpond_core::driver::{
     CaptureModeGuard, Driver, DriverResult, FabricHandle, HandleTypes, MemPool, MemPoolProps, MemPoolPtrData,
@@ -62,17 +61,18 @@ impl MemoryPool {
     }
 
     /// Exports the pool by a call. After a refusal for lack of an IMEX channel, driver 580 (CUDA 13.0) does
-    /// not return from the pool's next export. So the refusal is remembered.
+    /// not return from the pool's next export. So the refusal is remembered, and one thread exports at a
+    /// time: the others learn of its refusal before they call.
     fn export<T>(&self, export: impl FnOnce(&dyn Driver) -> DriverResult<T>) -> Result<T> {
-        let is_refused = &self.inner().is_export_refused;
-        if is_refused.load(Ordering::Relaxed) {
+        let is_refused = self.inner().is_export_refused.lock();
+        if is_refused.get() {
             let error = DriverError::new(DriverError::NOT_PERMITTED, "cuMemPoolExportToShareableHandle");
             return Err(handles::explain(error.into(), &**self.driver()));
         }
         self.call(export).map_err(|error| {
             let code = error.driver_error().map(DriverError::code);
             if code == Some(DriverError::NOT_PERMITTED) && self.check_export(HandleTypes::FABRIC).is_ok() {
-                is_refused.store(true, Ordering::Relaxed);
+                is_refused.set(true);
             }
             handles::explain(error, &**self.driver())
         })
@@ -129,14 +129,22 @@ impl MemoryPool {
         }
         // An H200's driver (580.159.04) refuses pointers of a pool that was never exported.
         let exported = self.call(|driver| driver.mem_pool_export_pointer(ptr)).or_else(|_| {
-            if self.check_export(HandleTypes::POSIX_FD).is_ok() {
-                self.export_fd().map(drop)?;
-            } else {
-                self.export_fabric().map(drop)?;
-            }
+            self.export_any()?;
             self.call(|driver| driver.mem_pool_export_pointer(ptr))
         });
         exported.map_err(|error| error.context("exporting a block; pass its first byte"))
+    }
+
+    /// Exports the pool with a kind of handle that it has. Before CUDA 13.2, the driver does not say which
+    /// kinds a foreign pool has, so this tries one after the other.
+    fn export_any(&self) -> Result<()> {
+        if self.check_export(HandleTypes::POSIX_FD).is_err() {
+            return self.export_fabric().map(drop);
+        }
+        self.export_fd().map(drop).or_else(|error| match self.check_export(HandleTypes::FABRIC) {
+            Ok(()) => self.export_fabric().map(drop),
+            Err(_) => Err(error),
+        })
     }
 
     /// Opens a block that the exporter has described with [`export_pointer`](Self::export_pointer). The block

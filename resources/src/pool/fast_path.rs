@@ -4,7 +4,9 @@ use std::ptr;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use millpond_core::{ALLOCATION_ALIGNMENT, DeviceMemoryResource, DevicePtr, Layout, Result, StreamRef};
+use millpond_core::{
+    ALLOCATION_ALIGNMENT, DeviceMemoryResource, DevicePtr, Error, FailureTally, Layout, Result, StreamRef,
+};
 
 use crate::block_map::BlockEntry;
 use crate::heap::request::{Request, Whose};
@@ -217,7 +219,7 @@ impl<R: DeviceMemoryResource> PoolMemoryResource<R> {
         let ptr = self
             .central
             .allocate(layout, stream, shard, Some(&stream_cache.stream), evicted)
-            .map_err(|error| error.in_stack(self))?;
+            .map_err(|error| self.failed(error))?;
         if !ptr.is_null() {
             self.shared.count_allocation(&stream_cache.thread, layout.bytes());
         }
@@ -227,6 +229,9 @@ impl<R: DeviceMemoryResource> PoolMemoryResource<R> {
     /// Allocates if the stream cache was not used recently, or does not exist.
     #[inline(never)]
     fn allocate_without_cache(&self, layout: Layout, stream: StreamRef) -> Result<DevicePtr> {
+        if self.central.is_copy() {
+            return Err(self.failed(self.central.lost_error().for_request(layout, stream)));
+        }
         let thread_cache = self.shared.thread_caches.my_cache(self.id);
         if let Some(stream_cache) = self.stream_cache_or_new(&thread_cache, stream) {
             return self
@@ -235,7 +240,7 @@ impl<R: DeviceMemoryResource> PoolMemoryResource<R> {
         }
         let shard = thread_cache.counts.shard.load(Ordering::Relaxed);
         let ptr =
-            self.central.allocate(layout, stream, shard, None, None).map_err(|error| error.in_stack(self))?;
+            self.central.allocate(layout, stream, shard, None, None).map_err(|error| self.failed(error))?;
         if !ptr.is_null() {
             self.shared.count_allocation(&thread_cache.counts, layout.bytes());
             if let Some(checked) = &self.central.checked {
@@ -243,6 +248,16 @@ impl<R: DeviceMemoryResource> PoolMemoryResource<R> {
             }
         }
         Ok(ptr)
+    }
+
+    /// Returns the failed requests.
+    pub(crate) fn failures(&self) -> &FailureTally {
+        &self.central.failures
+    }
+
+    #[cold]
+    pub(crate) fn failed(&self, error: Error) -> Error {
+        self.central.failures.noted(error).in_stack(self)
     }
 
     /// Frees a block that the stream cache did not take as a small one.
@@ -274,7 +289,8 @@ impl<R: DeviceMemoryResource> PoolMemoryResource<R> {
     /// Frees a block if the stream cache was not used recently, or does not exist.
     #[inline(never)]
     fn deallocate_without_cache(&self, ptr: DevicePtr, layout: Layout, stream: StreamRef) {
-        if ptr.is_null() {
+        // In a forked child, a thread that no longer exists may hold the lock.
+        if ptr.is_null() || self.central.is_copy() {
             return;
         }
         let thread_cache = self.shared.thread_caches.my_cache(self.id);

@@ -55,8 +55,8 @@ use std::time::Duration;
 
 use millpond_core::PoolBelow;
 use millpond_core::{
-    Accessibility, DeviceId, DeviceMemoryResource, DevicePtr, DriverHandle, Error, ErrorKind, Layout,
-    LiveBlock, MemoryInfo, ReportsMemory, ResourceStatistics, Result, StreamRef, Traits, downcast,
+    Accessibility, DeviceId, DeviceMemoryResource, DevicePtr, DriverHandle, Error, ErrorKind, FailureTally,
+    Layout, LiveBlock, MemoryInfo, ReportsMemory, ResourceStatistics, Result, StreamRef, Traits, downcast,
     find_trait, is_same,
 };
 
@@ -420,7 +420,7 @@ unsafe impl<R: DeviceMemoryResource> DeviceMemoryResource for PoolMemoryResource
 
     fn provide(&self, traits: &mut Traits) {
         traits.add::<Self, dyn Pool>(|it| it).add::<Self, dyn ReportsMemory>(|it| it);
-        traits.add::<Self, dyn PoolBelow>(|it| it);
+        traits.add::<Self, FailureTally>(|it| &it.central.failures).add::<Self, dyn PoolBelow>(|it| it);
         // SAFETY: threads may share all parts except the upstream.
         unsafe { traits.share_over(&[self.central.upstream()]) };
     }

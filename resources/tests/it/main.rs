@@ -21,6 +21,7 @@ mod driver_reports;
 mod fixed_size;
 mod foreign_code;
 mod foreign_streams;
+mod forks;
 mod host_memory;
 mod initial;
 mod interruptions;

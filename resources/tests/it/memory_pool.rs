@@ -54,6 +54,58 @@ pub(crate) fn said<T>(answer: Result<T>) -> (ErrorKind, String) {
     (error.kind(), device.map_or(text.clone(), |device| text.replace(&device, "DEVICE")))
 }
 
+// --- Host memory ---
+
+/// The figures of a host pool are the host's, also if other code made the pool.
+#[test]
+fn a_pool_of_host_memory_has_the_hosts_figures() {
+    let device = device();
+    let (host, of_device) = (device.host_memory_info().unwrap(), device.mem_get_info().unwrap());
+    assert_ne!(host.total, of_device.total);
+    let props = MemPoolProps::default().location(MemLocation::HostNuma(0));
+    let raw = device.mem_pool_create(props).unwrap();
+    let default = |location, kind| MemoryPool::default_for(device.clone(), location, kind).unwrap();
+    for (pool, total) in [
+        (pool(&device, options().location(MemLocation::Host)), host.total),
+        (default(MemLocation::Host, MemAllocationType::Pinned), host.total),
+        (default(MemLocation::HostNuma(0), MemAllocationType::Pinned), host.total),
+        // SAFETY: the pool outlives its value.
+        (unsafe { MemoryPool::from_raw(device.clone(), raw) }, host.total),
+        (default(MemLocation::Device, MemAllocationType::Managed), of_device.total),
+        (default(MemLocation::Device, MemAllocationType::Pinned), of_device.total),
+    ] {
+        let resource = view(&pool);
+        assert_eq!(resource.memory_info().unwrap().total, total, "{pool:?}");
+        let report = resource.memory_report();
+        let is_on_host = total == host.total;
+        assert_eq!(report.device_memory.is_some(), !is_on_host, "{report}");
+        assert_eq!(report.host_memory.is_some(), resource.accessibility().host, "{report}");
+        let error = resource.allocate_bytes(1 << 50, StreamRef::LEGACY).unwrap_err();
+        let report = error.out_of_memory_report().unwrap();
+        assert_eq!(
+            (report.device.is_some(), report.host.is_some()),
+            (!is_on_host, resource.accessibility().host)
+        );
+    }
+}
+
+#[test]
+fn a_numa_node_that_does_not_exist_is_named() {
+    let device = device();
+    let place = MemLocation::HostNuma(70_000);
+    for refused in [
+        said(MemoryPool::new(device.clone(), options().location(place))),
+        said(MemoryPool::default_for(device.clone(), place, MemAllocationType::Pinned)),
+    ] {
+        let (kind, text) = refused;
+        assert_eq!(kind, ErrorKind::InvalidArgument);
+        assert!(
+            text.contains("NUMA node 70000") && text.contains("or none, which needs CUDA 13.0"),
+            "{text}"
+        );
+    }
+}
+
 // --- Making and asking ---
 
 #[test]
@@ -212,24 +264,29 @@ fn another_device_uses_what_it_was_given() {
     assert_eq!(error.driver_error().unwrap().code(), DriverError::INVALID_DEVICE, "{error}");
 }
 
-/// A driver before CUDA 13.2 does not say how a default pool was made, but who accesses it.
+/// A driver before CUDA 13.2 does not say how another library's pool was made, but who accesses it.
 #[test]
-fn an_old_drivers_default_pools_are_told_apart_by_their_access() {
+fn an_old_drivers_pools_are_told_apart_by_their_access() {
     let device = device();
-    let default = |at, kind| MemoryPool::default_for(device.clone(), at, kind).unwrap();
-    let own = default(MemLocation::Device, MemAllocationType::Pinned);
-    let host = default(MemLocation::Host, MemAllocationType::Pinned);
-    let managed = default(MemLocation::Device, MemAllocationType::Managed);
-    let seen = |pool| {
+    let seen = |props, reaches_device: bool| {
+        let raw = device.mem_pool_create(props).unwrap();
+        // SAFETY: the pool outlives its value.
+        let pool = unsafe { MemoryPool::from_raw(device.clone(), raw) };
+        if reaches_device {
+            pool.set_access(AccessFlags::ReadWrite, &[device.device()]).unwrap();
+        }
         device.set_faults(FaultPlan::nth_of(CallKind::MemPool, 0, DriverError::INVALID_VALUE));
-        let accessibility = view(pool).accessibility();
+        let accessibility = view(&pool).accessibility();
         device.set_faults(FaultPlan::none());
         accessibility
     };
-    assert_eq!([&own, &host].map(seen), [Accessibility::DEVICE, Accessibility::HOST]);
-    host.set_access(AccessFlags::ReadWrite, &[device.device()]).unwrap();
-    assert_eq!([&managed, &host].map(seen), [Accessibility::DEVICE_AND_HOST; 2]);
-    assert_eq!(own, MemoryPool::default_of(device.clone()).unwrap());
+    let props = MemPoolProps::default();
+    let (host, managed) = (props.location(MemLocation::Host), props.kind(MemAllocationType::Managed));
+    assert_eq!(seen(props, false), Accessibility::DEVICE);
+    assert_eq!(seen(host, false), Accessibility::HOST);
+    assert_eq!([seen(host, true), seen(managed, false)], [Accessibility::DEVICE_AND_HOST; 2]);
+    let own = MemoryPool::default_for(device.clone(), MemLocation::Device, MemAllocationType::Pinned);
+    assert_eq!(own.unwrap(), MemoryPool::default_of(device.clone()).unwrap());
 }
 
 /// As an H100's driver answers (580, CUDA 13.0; `benches/rules/pools.cpp`).

@@ -1,10 +1,13 @@
 //! Tests driver pools between processes: file descriptors, fabric handles, blocks, and mistakes.
 
 use std::os::fd::AsFd;
-use std::sync::Arc;
+use std::sync::{Arc, Barrier};
+use std::thread;
 
-use millpond_core::driver::{FabricHandle, HandleTypes, MemPoolPtrData};
-use millpond_core::{DeviceId, DeviceMemoryResourceExt, DevicePtr, Driver, DriverError, ErrorKind};
+use millpond_core::driver::{FabricHandle, HandleTypes, MemPoolProps, MemPoolPtrData};
+use millpond_core::{
+    DeviceId, DeviceMemoryResourceExt, DevicePtr, Driver, DriverError, ErrorKind, StreamRef,
+};
 use millpond_driver::CallKind;
 use millpond_driver::sim::{Access, FaultPlan, SimConfig, SimDevice};
 use millpond_resources::CudaAsyncViewMemoryResource;
@@ -144,6 +147,44 @@ fn a_refused_export_is_not_tried_again() {
         assert!(kind == ErrorKind::Unsupported && is_told, "{text}");
     }
     put(&resource, ptr, MIB, s);
+}
+
+/// Two threads export at once, and the driver refuses the first. The other must not call the driver.
+#[test]
+fn a_refused_export_keeps_other_threads_from_the_driver() {
+    for _ in 0..100 {
+        let device = device();
+        let pool = pool(&device, options().handles(HandleTypes::FABRIC | HandleTypes::POSIX_FD));
+        device.set_faults(FaultPlan::nth_of(CallKind::Ipc, 0, DriverError::NOT_PERMITTED));
+        let begin = Barrier::new(2);
+        let export = || {
+            begin.wait();
+            said(pool.export_fd())
+        };
+        let answers =
+            thread::scope(|scope| [(); 2].map(|()| scope.spawn(export)).map(|it| it.join().unwrap()));
+        for (kind, text) in answers {
+            assert!(kind == ErrorKind::Unsupported && text.contains("handles=fd"), "{text}");
+        }
+    }
+}
+
+/// The driver does not say which handles another library's pool has.
+#[test]
+fn a_foreign_pool_with_fabric_handles_alone_exports_its_blocks() {
+    let (device, s) = (device(), StreamRef::LEGACY);
+    let raw = device.mem_pool_create(MemPoolProps::default().handles(HandleTypes::FABRIC)).unwrap();
+    // SAFETY: the pool outlives its value.
+    let pool = unsafe { MemoryPool::from_raw(device.clone(), raw) };
+    let resource = view(&pool);
+    let ptr = resource.allocate_bytes(MIB, s).unwrap();
+    // The driver refuses blocks of a pool that was never exported.
+    device.set_faults(FaultPlan::nth_of(CallKind::Ipc, 0, DriverError::INVALID_VALUE));
+    pool.export_pointer(ptr).unwrap();
+    put(&resource, ptr, MIB, s);
+    drop((resource, pool));
+    // SAFETY: nothing uses the pool any more.
+    unsafe { device.mem_pool_destroy(raw) }.unwrap();
 }
 
 #[test]

@@ -74,7 +74,7 @@ impl<M: Model> Peer<M> {
         report.device = device;
         report.held_bytes = inner.model.reserved_bytes();
         report.live_bytes = inner.statistics.bytes_requested;
-        report.live_blocks = inner.live.len() as u64;
+        report.live_blocks = Some(inner.live.len() as u64);
         report.largest_free_block = Some(inner.model.free_blocks().0);
         let Some(MemoryInfo { free, total }) = device else { return };
         let short = report.requested_bytes.saturating_sub(free);

@@ -209,7 +209,7 @@ fn a_model_that_fails_blames_no_one_for_its_own_memory() {
     allocate(&pool, 30 * MIB);
     let error = pool.allocate_bytes(30 * MIB, StreamRef::LEGACY).unwrap_err();
     let report = error.out_of_memory_report().expect("it says why");
-    assert_eq!((report.held_bytes, report.live_bytes, report.live_blocks), (40 * MIB, 30 * MIB, 1));
+    assert_eq!((report.held_bytes, report.live_bytes, report.live_blocks), (40 * MIB, 30 * MIB, Some(1)));
     assert_eq!((report.short_bytes, report.remedies.len()), (Some(6 * MIB), 0), "{error}");
     assert!(!error.to_string().contains("others hold"), "{error}");
     // What another program holds is named.

@@ -49,7 +49,8 @@ pub(crate) const CONTAINERS: &[Program] = &[
         "a buffer over memory that the device does not reach",
         |bench| error(DeviceBuffer::new(10, bench.a, PageableHostMemoryResource::new(bench.driver()))),
         "invalid argument in `host`: only the host can access this memory; a buffer needs memory that \
-         the device can access, such as cuda, managed or pinned memory",
+         the device can access, such as cuda, managed or pinned memory; for a pool of host memory, call \
+         `set_access` before you make its resource",
     ),
     program(
         "a copy between devices of two machines",

@@ -4,7 +4,7 @@ use millpond_core::DevicePtr;
 use millpond_core::driver::IpcMemHandle;
 
 use crate::sim::model::answer::{Answer, Refusal};
-use crate::sim::model::ipc::{MAGIC, Opening, pack, unpack};
+use crate::sim::model::ipc::{MAGIC, Opening, check_owner, owner, pack, unpack};
 use crate::sim::model::space::Purpose;
 use crate::sim::model::violation::ViolationKind;
 use crate::sim::state::State;
@@ -16,15 +16,22 @@ impl State {
         if mapping.purpose != Purpose::Plain {
             return Err(Refusal::not_supported("other processes can open only memory from cuMemAlloc"));
         }
-        let device = u64::from(self.openings.device.ordinal());
-        Ok(IpcMemHandle(pack(&[MAGIC, device, base, mapping.generation, mapping.end - base])))
+        Ok(IpcMemHandle(pack(&[
+            MAGIC,
+            owner(self.openings.device),
+            base,
+            mapping.generation,
+            mapping.end - base,
+        ])))
     }
 
     pub(crate) fn ipc_open_mem_handle(&mut self, handle: &IpcMemHandle) -> Answer<DevicePtr> {
-        let Some([MAGIC, device, base, generation, bytes]) = unpack(&handle.0) else {
+        let Some([MAGIC, from, base, generation, bytes]) = unpack(&handle.0) else {
             return Err(Refusal::invalid_value("the handle is not from a simulated device"));
         };
-        if device != u64::from(self.openings.device.ordinal()) {
+        check_owner(from)?;
+        if from != owner(self.openings.device) {
+            let device = from as u32;
             return Err(Refusal::invalid_value(format!("the handle belongs to device sim:{device}")));
         }
         let exported = self.space.at(base).filter(|mapping| mapping.generation == generation).copied();

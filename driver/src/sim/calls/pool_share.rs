@@ -7,7 +7,7 @@ use millpond_core::driver::{FabricHandle, HandleTypes, MemPool, MemPoolPtrData};
 use super::share::files;
 use crate::sim::model::answer::{Answer, Refusal};
 use crate::sim::model::clock::Slot;
-use crate::sim::model::ipc::{pack, unpack};
+use crate::sim::model::ipc::{check_owner, owner, pack, unpack};
 use crate::sim::model::pools::Pool;
 use crate::sim::model::space::Purpose;
 use crate::sim::model::work::Operation;
@@ -23,7 +23,7 @@ impl State {
         if !found.props.handles.contains(handle) || found.imported_from.is_some() {
             return Err(Refusal::invalid_value("the pool was not created for handles of this type"));
         }
-        Ok([POOL, u64::from(self.openings.device.ordinal()), pool.0])
+        Ok([POOL, owner(self.openings.device), pool.0])
     }
 
     pub(crate) fn mem_pool_export_to_fd(&mut self, pool: MemPool) -> Answer<i32> {
@@ -44,10 +44,12 @@ impl State {
 
     fn import_named(&mut self, name: Option<[u64; 3]>) -> Answer<MemPool> {
         let device = self.openings.device;
-        let is_here = |name: &[u64; 3]| name[1] == u64::from(device.ordinal());
-        let Some([POOL, _, exported]) = name.filter(is_here) else {
-            return Err(Refusal::invalid_value(format!("the handle does not name a pool of {device}")));
-        };
+        let unknown = || Refusal::invalid_value(format!("the handle does not name a pool of {device}"));
+        let Some([POOL, from, exported]) = name else { return Err(unknown()) };
+        check_owner(from)?;
+        if from != owner(device) {
+            return Err(unknown());
+        }
         let exported = MemPool(exported);
         let props = self.pools.alive(exported)?.props;
         let index = self.pools.pools.len();
@@ -63,7 +65,7 @@ impl State {
         if self.pools.get(pool)?.props.handles.is_none() {
             return Err(Refusal::invalid_value("the pool was not created for export"));
         }
-        let device = u64::from(self.openings.device.ordinal());
+        let device = owner(self.openings.device);
         let base = ptr.address();
         let words = [POINTER, device, pool.0, base, mapping.generation, mapping.end - base];
         Ok(MemPoolPtrData(pack(&words)))
@@ -77,9 +79,10 @@ impl State {
         let Some(exported_from) = self.pools.alive(pool)?.imported_from else {
             return Err(Refusal::invalid_value("the pool was not imported"));
         };
-        let Some([POINTER, _device, from, base, generation, bytes]) = unpack(&data.0) else {
+        let Some([POINTER, device, from, base, generation, bytes]) = unpack(&data.0) else {
             return Err(Refusal::invalid_value("the data describes no allocation of a simulated device"));
         };
+        check_owner(device)?;
         if MemPool(from) != exported_from {
             return Err(Refusal::invalid_value("the allocation belongs to another pool"));
         }

@@ -7,6 +7,7 @@
 use millpond_core::driver::PhysicalHandle;
 
 use crate::sim::model::answer::{Answer, Refusal};
+use crate::sim::model::ipc::{check_owner, owner};
 use crate::sim::state::State;
 
 impl State {
@@ -15,13 +16,16 @@ impl State {
         if !physical.props.share_fd {
             return Err(Refusal::invalid_value("the memory was not created for sharing"));
         }
-        files::write([MAGIC, u64::from(self.openings.device.ordinal()), first.0])
+        files::write([MAGIC, owner(self.openings.device), first.0])
     }
 
     pub(crate) fn mem_import(&mut self, fd: i32) -> Answer<PhysicalHandle> {
         let device = self.openings.device;
-        let [magic, ordinal, first] = files::read(fd)?;
-        if magic != MAGIC || ordinal != u64::from(device.ordinal()) {
+        let [magic, from, first] = files::read(fd)?;
+        if magic == MAGIC {
+            check_owner(from)?;
+        }
+        if magic != MAGIC || from != owner(device) {
             return Err(Refusal::invalid_value(format!(
                 "file descriptor {fd} does not name physical memory of {device}"
             )));

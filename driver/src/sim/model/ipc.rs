@@ -1,9 +1,12 @@
 //! Memory shared between processes, which are simulated within one. An allocation opened through its handle
 //! has a second address.
 
+use std::process;
+
 use millpond_core::DeviceId;
 use rustc_hash::FxHashMap;
 
+use super::answer::{Answer, Refusal};
 use super::rng::mix;
 
 pub(crate) const MAGIC: u64 = u64::from_le_bytes(*b"millsim1");
@@ -34,6 +37,22 @@ impl Openings {
 
     pub(crate) fn is_open(&self, generation: u64) -> bool {
         self.open.values().any(|opening| opening.generation == generation)
+    }
+}
+
+/// Names a device of this process in what other processes get.
+pub(crate) fn owner(device: DeviceId) -> u64 {
+    u64::from(process::id()) << 32 | u64::from(device.ordinal())
+}
+
+/// Refuses what another process named: its memory is simulated within that process.
+pub(crate) fn check_owner(owner: u64) -> Answer<()> {
+    match owner >> 32 {
+        here if here == u64::from(process::id()) => Ok(()),
+        other => Err(Refusal::not_supported(format!(
+            "simulated memory cannot cross processes, and process {other} has this memory; use a GPU, or \
+             import in the process that exports"
+        ))),
     }
 }
 

@@ -104,8 +104,8 @@ use millpond_core::driver::Health;
 use millpond_core::misuse::{self, Misuse, MisuseKind};
 use millpond_core::segments::{SegmentEvent, is_watched, report};
 use millpond_core::{
-    DeviceId, DeviceMemoryResource, DevicePtr, DriverError, DriverHandle, Error, LadderCounts, Layout,
-    MemoryInfo, ResourceStatistics, Result, StreamRef, downcast,
+    DeviceId, DeviceMemoryResource, DevicePtr, DriverError, DriverHandle, Error, FailureTally, LadderCounts,
+    Layout, MemoryInfo, ResourceStatistics, Result, StreamRef, downcast,
 };
 
 use crate::stream_order::streams::{PendingRecord, Streams};
@@ -135,6 +135,7 @@ pub(crate) struct CentralCore {
     turns: Turns,
     health: Arc<Health>,
     misuses: AtomicU64,
+    pub(crate) failures: FailureTally,
     origin: Origin,
     /// The memory checker that is attached to the process.
     pub(crate) checked: Option<Checked>,
@@ -343,7 +344,7 @@ impl CentralCore {
     }
 
     /// The error of a call on the lost device.
-    fn lost_error(&self) -> Error {
+    pub(crate) fn lost_error(&self) -> Error {
         self.health.error().on_device(self.driver.device())
     }
 }
@@ -385,6 +386,7 @@ impl<R: DeviceMemoryResource> Central<R> {
             rules,
             turns: Turns::default(),
             misuses: AtomicU64::new(0),
+            failures: FailureTally::default(),
             origin: Origin::here(),
             #[cfg(all(test, not(millpond_loom)))]
             follower,

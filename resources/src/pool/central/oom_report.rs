@@ -94,7 +94,7 @@ impl<R: DeviceMemoryResource> Central<R> {
         let State { heaps, streams, .. } = &*state;
         let totals = heaps.totals();
         (report.held_bytes, report.live_bytes) = (totals.bytes_reserved, totals.bytes_in_use);
-        report.live_blocks = totals.blocks_in_use;
+        report.live_blocks = Some(totals.blocks_in_use);
         report.largest_free_block = Some(heaps.largest_free_block());
         report.maximum_bytes = shortage.maximum_bytes;
         report.free = state.free_memory(&shortage.free);

@@ -12,11 +12,11 @@ use millpond_core::misuse::Misuse;
 use millpond_core::stack::{LayerTable, StackSpec};
 use millpond_core::{
     Accessibility, AnyResource, DeviceMemoryResource, DeviceMemoryResourceExt, DevicePtr, Driver,
-    DriverHandle, ErrorKind, Layout, Result, StreamRef, find_trait,
+    DriverError, DriverHandle, ErrorKind, Layout, Result, StreamRef, find_trait,
 };
 use millpond_driver::CallKind;
 use millpond_driver::CountingDriver;
-use millpond_driver::sim::{Access, SimConfig, SimDevice};
+use millpond_driver::sim::{Access, FaultPlan, SimConfig, SimDevice};
 use millpond_resources::memory_pool::{DriverPool, MemoryPool, MemoryPoolOptions, PoolReuse};
 use millpond_resources::{
     CudaAsyncManagedMemoryResource, CudaAsyncMemoryResource, CudaAsyncOptions, CudaAsyncPinnedMemoryResource,
@@ -275,11 +275,21 @@ fn a_pinned_pool_has_the_options_of_its_text() {
 #[test]
 fn a_pinned_pool_that_the_driver_lacks_is_refused_with_a_remedy() {
     let refuse = |text: &str| build(text, device()).unwrap_err();
-    let refused = refuse("cuda_async_pinned:numa=7");
+    let refused = refuse("cuda_async_pinned:numa=70000");
+    assert_eq!(refused.kind(), ErrorKind::InvalidArgument);
+    assert!(refused.to_string().contains("NUMA node 70000"), "{refused}");
+    let old = device();
+    old.set_faults(FaultPlan::nth_of(CallKind::MemPool, 0, DriverError::NOT_SUPPORTED));
+    let refused = build("cuda_async_pinned:numa=0", old).unwrap_err();
     assert_eq!(refused.kind(), ErrorKind::Unsupported);
-    let why = "makes no pool of pinned host memory on NUMA node 7 with these options; use the base \
+    let why = "makes no pool of pinned host memory on NUMA node 0 with these options; use the base \
                `pinned_host`";
     assert!(refused.to_string().contains(why), "{refused}");
+    for text in ["cuda_async:max=0", "cuda_async_pinned:max=0B"] {
+        let refused = refuse(text);
+        let is_told = refused.to_string().contains("raise `max`, or leave it out for no maximum");
+        assert!(refused.kind() == ErrorKind::InvalidArgument && is_told, "{refused}");
+    }
     let refused = refuse("cuda_async_pinned:max=50%").to_string();
     assert!(refused.contains("write a size such as 1GiB"), "{refused}");
     let refused = refuse("cuda_async_pinned:initial=2MiB,max=1MiB").to_string();
