@@ -470,8 +470,18 @@ def collected(folder: Path, name: str) -> list[str]:
     return re.findall(r"^(tests/\S+::.+)$", done.stdout, re.M)
 
 
+def own_folder(folder: Path) -> None:
+    """Makes the folder. Refuses a folder with files that was not made here, as scripts/own-folder.sh does."""
+    mark = folder / ".made-by-millpond"
+    if folder.exists() and not mark.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        sys.exit(f"{folder} is not a folder that this script made; name another one, or delete it")
+    folder.mkdir(parents=True, exist_ok=True)
+    mark.touch()
+
+
 def build(options: argparse.Namespace) -> None:
     folder = options.out.resolve()
+    own_folder(folder)
     tree = folder / "src"
     changes = [
         change for seed in options.seed for change in drawn(seed, options.count, options.files or FILES)

@@ -60,6 +60,7 @@ mod memory_map;
 mod memory_report;
 pub mod misuse;
 mod out_of_memory;
+pub mod own_file;
 pub mod process;
 mod provide;
 mod ptr;

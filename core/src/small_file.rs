@@ -18,8 +18,16 @@ const MOST_BYTES: u64 = 1 << 20;
 /// # Ok::<(), std::io::Error>(())
 /// ```
 pub fn read(path: &Path) -> io::Result<String> {
+    read_from(File::open(path)?)
+}
+
+/// Reads a text of at most 1 MiB, as from the standard input.
+///
+/// # Errors
+/// The errors of [`read`].
+pub fn read_from(source: impl Read) -> io::Result<String> {
     let mut bytes = Vec::new();
-    File::open(path)?.take(MOST_BYTES + 1).read_to_end(&mut bytes)?;
+    source.take(MOST_BYTES + 1).read_to_end(&mut bytes)?;
     if bytes.len() as u64 > MOST_BYTES {
         return Err(io::Error::new(io::ErrorKind::FileTooLarge, "it has more than 1 MiB"));
     }

@@ -1,27 +1,21 @@
 #!/usr/bin/env bash
 # Gathers the fuzz targets and their corpora in one folder, for a run on a machine with many cores.
 #
-#   scripts/fuzz-lane/build.sh [DIR [TARGET...]]
+#   scripts/fuzz-lane/build.sh [DIR]
 #
-# DIR (fuzz-lane by default, which git ignores) then holds the instrumented programs of all targets, or of
-# some, the corpora and run.sh; and DIR.tar.xz holds DIR. Start run.sh on the other machine, which needs a
-# glibc at least as new as the one here, and libstdc++, but no Rust. MILLPOND_WHEEL names a wheel of the
-# Python package. Then run.sh also runs random programs in Python, if the machine has Python 3.11 or later
-# with NumPy and pytest. All targets and a wheel together are larger than the limit.
+# DIR (fuzz-lane by default, which git ignores) then holds the instrumented program of all targets, the
+# corpora and run.sh; and DIR.tar.xz holds DIR. Start run.sh on the other machine, which needs a glibc at
+# least as new as the one here, and libstdc++, but no Rust. MILLPOND_WHEEL names a wheel of the Python
+# package. Then run.sh also runs random programs in Python, if the machine has Python 3.11 or later with NumPy
+# and pytest.
 #
 # Building needs cargo-fuzz and a nightly toolchain: tests/fuzz/run.sh says how to install them.
 set -euo pipefail
 repository=$(cd "$(dirname "$0")/../.." && pwd)
 lane=${1:-$repository/fuzz-lane}
-targets=("${@:2}")
 limit_mib=25
-if [[ -e $lane && ! -e $lane/COMMIT && -n $(ls -A "$lane") ]]; then
-    echo "$lane is not empty and was not made by this script; name another folder" >&2
-    exit 2
-fi
-rm -rf "$lane"
-mkdir -p "$lane/targets"
-touch "$lane/COMMIT"
+source "$repository/scripts/own-folder.sh"
+own_folder "$lane"
 lane=$(cd "$lane" && pwd)
 cd "$repository/tests/fuzz"
 
@@ -29,9 +23,8 @@ toolchain=${MILLPOND_NIGHTLY:-nightly}
 ./corpora.sh unpack
 cargo "+$toolchain" fuzz build --fuzz-dir .
 host=$(rustc "+$toolchain" -vV | sed -n 's/^host: //p')
-if ((${#targets[@]} == 0)); then mapfile -t targets < <(cargo fuzz list --fuzz-dir .); fi
-for target in "${targets[@]}"; do
-    strip -o "$lane/targets/$target" "${CARGO_TARGET_DIR:-target}/$host/release/$target"
+strip -o "$lane/fuzz" "${CARGO_TARGET_DIR:-target}/$host/release/fuzz"
+for target in $(./corpora.sh targets); do
     mkdir -p "$lane/corpora/$target"
     find "corpus/$target" -type f -size -64k -exec cp -t "$lane/corpora/$target" {} + 2>/dev/null || true
 done

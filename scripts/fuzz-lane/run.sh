@@ -2,17 +2,18 @@
 # Fuzzes on a machine without Rust: run.sh SECONDS [OUT [JOBS [TARGET...]]]
 #
 # Spreads JOBS processes (one for each core by default) over the targets, and runs them for SECONDS. Then
-# merges and minimises the corpora. OUT (out by default) holds the inputs that failed, the corpora as one
-# archive, and logs. A process whose input failed starts again. The last lines give, for each target, the
-# executions, the seconds of processor time, the covered edges, and the inputs that failed. Ends with an error
-# if an input failed. scripts/fuzz-lane/build.sh makes the folder of this script.
+# merges and minimises the corpora. OUT (out by default) holds the inputs that failed, the inputs that were
+# slow only once, the corpora as one archive, and logs. A process whose input failed starts again. The last
+# lines give, for each target, the executions, the seconds of processor time, the covered edges, and the
+# inputs that failed. Ends with an error if an input failed. scripts/fuzz-lane/build.sh makes the folder of
+# this script.
 set -uo pipefail
 cd "$(dirname "$0")"
 seconds=${1:?run.sh SECONDS [OUT [JOBS [TARGET...]]]}
 out=${2:-out}
 jobs=${3:-$(nproc)}
 targets=("${@:4}")
-if ((${#targets[@]} == 0)); then mapfile -t targets < <(ls targets); fi
+if ((${#targets[@]} == 0)); then mapfile -t targets < <(ls corpora); fi
 most_failures=20
 mkdir -p "$out/failed" "$out/logs"
 out=$(cd "$out" && pwd)
@@ -36,8 +37,8 @@ fuzz() {
         left=$((deadline - SECONDS))
         if ((left <= 0)); then break; fi
         # shellcheck disable=SC2046
-        { time "targets/$target" $(flags_of "$target") -max_total_time="$left" -print_final_stats=1 \
-            -artifact_prefix="$out/failed/$target-" "$work/$target" "corpora/$target" \
+        { time MILLPOND_FUZZ=$target ./fuzz $(flags_of "$target") -max_total_time="$left" \
+            -print_final_stats=1 -artifact_prefix="$out/failed/$target-" "$work/$target" "corpora/$target" \
             >"$log.$attempt" 2>&1 </dev/null; } 2>>"$log.times"
     done
 }
@@ -46,22 +47,42 @@ fuzz() {
 merge() {
     mkdir -p "$work/merged/$1"
     # shellcheck disable=SC2046
-    timeout 150 "targets/$1" $(flags_of "$1") -merge=1 "$work/merged/$1" "$work/$1" "corpora/$1" \
+    MILLPOND_FUZZ=$1 timeout 150 ./fuzz $(flags_of "$1") -merge=1 "$work/merged/$1" "$work/$1" "corpora/$1" \
         >"$out/logs/$1.merge" 2>&1 </dev/null
 }
 
 for target in "${targets[@]}"; do mkdir -p "$work/$target" "corpora/$target"; done
 python_jobs=0
-if [[ -e tests/fuzz/programs.py ]]; then python_jobs=$(((jobs + 15) / 16)); fi
+if [[ -e tests/fuzz/programs.py ]]; then
+    if python3 -c 'import numpy, pytest' 2>/dev/null; then
+        python_jobs=$(((jobs + 15) / 16))
+    else
+        echo "no programs in Python: they need python3 with NumPy and pytest" >&2
+    fi
+fi
 if ((python_jobs > 0)); then
     PYTHONPATH=$PWD/site python3 tests/fuzz/programs.py "$seconds" "$python_jobs" >"$out/logs/python" 2>&1 &
 fi
 count=$((jobs - python_jobs > ${#targets[@]} ? jobs - python_jobs : ${#targets[@]}))
 for ((job = 0; job < count; job++)); do fuzz "${targets[job % ${#targets[@]}]}" "$job" & done
 wait
-for target in "${targets[@]}"; do merge "$target" & done
+for target in "${targets[@]}"; do
+    while (($(jobs -rp | wc -l) >= jobs)); do wait -n; done
+    merge "$target" &
+done
 wait
 tar -C "$work/merged" -c . | xz -6 >"$out/corpora.tar.xz"
+
+# On a busy machine, an input may only have waited. So each slow input runs again, alone.
+mkdir -p "$out/slow"
+for input in "$out"/failed/*-{timeout,slow-unit}-*; do
+    if [[ ! -e $input ]]; then continue; fi
+    target=${input##*/} target=${target%-timeout-*} target=${target%-slow-unit-*}
+    # shellcheck disable=SC2046
+    if MILLPOND_FUZZ=$target ./fuzz $(flags_of "$target") "$input" >>"$out/logs/slow" 2>&1 </dev/null; then
+        mv "$input" "$out/slow/"
+    fi
+done
 
 echo "== $(cat COMMIT): $count processes for $seconds s each"
 printf '%-10s %12s %10s %8s %8s %8s\n' target executions seconds edges inputs failed

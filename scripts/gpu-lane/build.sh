@@ -28,14 +28,9 @@ done
 [[ "$target_dir" = /* ]] || target_dir=$PWD/$target_dir
 limit_mib=64
 
-# Never empties a folder that this script did not create.
-if [[ -e $target_dir && ! -e $target_dir/MANIFEST && -n $(ls -A "$target_dir") ]]; then
-    echo "$target_dir is not empty and was not made by this script; name another folder" >&2
-    exit 2
-fi
-rm -rf "$target_dir"
-mkdir -p "$target_dir/tests" "$target_dir/logs"
-touch "$target_dir/MANIFEST"
+source "$repository/scripts/own-folder.sh"
+own_folder "$target_dir"
+mkdir "$target_dir/tests" "$target_dir/logs"
 cd "$repository"
 
 # Reads cargo's JSON; prints the package, target and path of each executable.
@@ -119,7 +114,7 @@ gzip tests/*
     echo "commit $(git -C "$repository" describe --always --dirty 2>/dev/null || echo unknown)"
     echo "built $(date -u +%Y-%m-%dT%H:%M:%SZ) by $(rustc --version)"
     echo "needs $glibc"
-    find . -type f ! -name MANIFEST -printf '%P\n' | sort | xargs sha256sum
+    find . -type f ! -name MANIFEST ! -name .made-by-millpond -printf '%P\n' | sort | xargs sha256sum
 } >MANIFEST
 cat MANIFEST
 

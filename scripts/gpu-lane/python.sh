@@ -11,12 +11,9 @@
 set -euo pipefail
 repository=$(cd "$(dirname "$0")/../.." && pwd)
 target_dir=${1:-$repository/gpu-lane/python}
-if [[ -e $target_dir && ! -e $target_dir/run.sh && -n $(ls -A "$target_dir") ]]; then
-    echo "$target_dir is not empty and was not made by this script; name another folder" >&2
-    exit 2
-fi
-rm -rf "$target_dir"
-mkdir -p "$target_dir/site"
+source "$repository/scripts/own-folder.sh"
+own_folder "$target_dir"
+mkdir "$target_dir/site"
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 cd "$repository"

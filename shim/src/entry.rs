@@ -12,16 +12,8 @@ use crate::calls::{
     Driving, DrivingPerThread, Handle, Runtime, RuntimePerThread, captures, contexts, copies, device, host,
     memory, nvml, order, pools, sharing, vmm,
 };
-use crate::table::entry_points;
-
-/// An exported function of CUDA.
-#[derive(Clone, Copy)]
-pub(crate) struct Symbol {
-    pub(crate) name: &'static str,
-    /// The first version of CUDA that had the function, as CUDA numbers versions; 0 if it does not matter.
-    pub(crate) since: u32,
-    pub(crate) address: fn() -> *const c_void,
-}
+use crate::table::{Symbol, entry_points};
+use crate::unsupported;
 
 /// Exports an entry point, which calls the function in the installed table.
 macro_rules! export {
@@ -74,7 +66,7 @@ macro_rules! make {
                 since: 0 $(+ $since)?,
                 address: || $name as *const c_void,
             },)+)*];
-            all.iter().copied()
+            all.iter().chain(unsupported::SYMBOLS).copied()
         }
     };
 }

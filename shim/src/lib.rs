@@ -18,6 +18,7 @@ mod judge;
 mod plant;
 mod shim;
 mod table;
+mod unsupported;
 
 pub use abi::{
     AccessDesc, DeviceProperties, FabricInfo, HostFunction, Location, Opaque, PhysicalProp,

@@ -1,5 +1,16 @@
 //! The list of entry points: CUDA's names, and the functions behind them.
 
+use std::ffi::c_void;
+
+/// An exported function of CUDA.
+#[derive(Clone, Copy)]
+pub(crate) struct Symbol {
+    pub(crate) name: &'static str,
+    /// The first version of CUDA that had the function, as CUDA numbers versions; 0 if it does not matter.
+    pub(crate) since: u32,
+    pub(crate) address: fn() -> *const c_void,
+}
+
 /// Calls a macro with every entry point: our function with its arguments, and then the names that CUDA has
 /// for it. `by` names the [`Api`](crate::calls::Api) of a name. `since` is the version of CUDA that
 /// introduced the name, for a function that CUDA has in several versions.
@@ -15,6 +26,10 @@ macro_rules! entry_points {
             device::get_name(name: *mut c_char, length: c_int, device: c_int) -> c_int: cuDeviceGetName;
             device::get_uuid(uuid: *mut [u8; 16], device: c_int) -> c_int:
                 cuDeviceGetUuid, cuDeviceGetUuid_v2 since 11040;
+            device::get_pci_bus_id(address: *mut c_char, length: c_int, device: c_int) -> c_int:
+                cudaDeviceGetPCIBusId by Runtime, cuDeviceGetPCIBusId by Driving;
+            device::get_by_pci_bus_id(device: *mut c_int, address: *const c_char) -> c_int:
+                cudaDeviceGetByPCIBusId by Runtime, cuDeviceGetByPCIBusId by Driving;
             device::get_total_memory(bytes: *mut usize, device: c_int) -> c_int: cuDeviceTotalMem_v2;
             device::get_attribute(value: *mut c_int, attribute: c_int, device: c_int) -> c_int:
                 cudaDeviceGetAttribute by Runtime, cuDeviceGetAttribute by Driving;
@@ -338,18 +353,6 @@ macro_rules! entry_points {
             nvml::get_link(device: Handle, link: c_uint, info: *mut c_void) -> c_int:
                 nvmlDeviceGetNvLinkRemoteDeviceType, nvmlDeviceGetNvLinkRemotePciInfo_v2;
             nvml::get_fabric(device: Handle, info: *mut FabricInfo) -> c_int: nvmlDeviceGetGpuFabricInfoV;
-            // The simulated device cannot do this. The calls fail, and read no argument. But programs that
-            // look up all functions at their start find them.
-            order::unsupported() -> c_int:
-                cuModuleLoadData by Driving, cuModuleLoadDataEx by Driving, cuModuleLoadFatBinary by Driving,
-                cuModuleUnload by Driving, cuModuleGetFunction by Driving, cuLibraryLoadData by Driving,
-                cuLaunchKernel by Driving, cuLaunchKernel_ptsz by Driving, cuLaunchKernelEx by Driving,
-                cuLaunchKernelEx_ptsz by Driving, cuGraphLaunch by Driving, cuGraphLaunch_ptsz by Driving,
-                cuGraphExecDestroy by Driving, cuMemRetainAllocationHandle by Driving,
-                cuMemGetAllocationPropertiesFromHandle by Driving, cuMulticastAddDevice by Driving,
-                cuMulticastBindMem by Driving, cuMulticastCreate by Driving, cuMulticastUnbind by Driving,
-                cuStreamWriteValue32_v2 by Driving, cuStreamWriteValue32_v2_ptsz by Driving,
-                cudaEventElapsedTime by Runtime, cudaGraphNodeGetDependencies by Runtime;
         }
     };
 }

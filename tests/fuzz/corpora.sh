@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Unpacks or keeps the corpora of the fuzz targets.
 #
+#   tests/fuzz/corpora.sh targets          prints the names of the targets
 #   tests/fuzz/corpora.sh unpack           writes the first files and the kept files to tests/fuzz/corpus
 #   tests/fuzz/corpora.sh keep ARCHIVE     keeps the corpora of an archive from scripts/fuzz-lane/run.sh
 #
@@ -10,6 +11,7 @@ set -euo pipefail
 cd "$(dirname "$0")"
 kept=$PWD/corpora.tar.xz
 case ${1:-} in
+    targets) find src/targets -name '*.rs' ! -name mod.rs -printf '%f\n' | sed 's/\.rs$//' | sort ;;
     unpack)
         cargo run --quiet --locked --example seeds
         if [[ -e $kept ]]; then tar -C corpus -xJf "$kept"; fi
@@ -25,5 +27,5 @@ case ${1:-} in
         done | sort | tar --owner=0 --group=0 --mtime=@0 -cf - -T - | xz -9e >"$kept"
         du -b "$kept"
         ;;
-    *) echo "usage: tests/fuzz/corpora.sh unpack | keep ARCHIVE" >&2; exit 2 ;;
+    *) echo "usage: tests/fuzz/corpora.sh targets | unpack | keep ARCHIVE" >&2; exit 2 ;;
 esac

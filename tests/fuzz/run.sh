@@ -8,10 +8,12 @@ cd "$(dirname "$0")"
 toolchain=${MILLPOND_NIGHTLY:-nightly}
 seconds=${1:-60}
 targets=("${@:2}")
-if [[ ${#targets[@]} -eq 0 ]]; then mapfile -t targets < <(cargo fuzz list --fuzz-dir .); fi
 ./corpora.sh unpack
+if [[ ${#targets[@]} -eq 0 ]]; then mapfile -t targets < <(./corpora.sh targets); fi
 for target in "${targets[@]}"; do
+    mkdir -p "corpus/$target" "artifacts/$target"
     # The limit covers twice the memory that an import may take, and the sanitizer's own memory.
-    cargo "+$toolchain" fuzz run --fuzz-dir . "$target" -- \
+    MILLPOND_FUZZ=$target cargo "+$toolchain" fuzz run --fuzz-dir . fuzz "corpus/$target" -- \
+        -artifact_prefix="artifacts/$target/" \
         -max_total_time="$seconds" -rss_limit_mb=1024 -malloc_limit_mb=256 -timeout=20 -max_len=1048576
 done

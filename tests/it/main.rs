@@ -22,6 +22,7 @@ mod order;
 mod out_of_memory;
 mod reentrancy;
 mod same_peak;
+mod scripts;
 mod soak;
 mod tutorial;
 mod watch;

@@ -314,6 +314,26 @@ fn a_forked_child_has_its_own_socket_and_leaves_its_parents() {
     });
 }
 
+/// A process of another container may have this one's number, and put its socket in the place of this one's.
+#[test]
+fn a_process_that_ends_leaves_the_socket_of_another() {
+    own_process::run(|| {
+        let folder = turn_on();
+        // SAFETY: the child makes the tested calls, and ends.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            let _stack = build("cuda+pool", &device());
+            let own = socket_of(&folder, process::id());
+            fs::remove_file(&own).unwrap();
+            let _other = UnixListener::bind(own).unwrap();
+            // SAFETY: the test's main thread is not in this process.
+            unsafe { libc::exit(0) };
+        }
+        wait_for(child);
+        assert!(socket_of(&folder, child as u32).exists());
+    });
+}
+
 /// The descriptors of this process's sockets.
 #[cfg(target_os = "linux")]
 fn sockets() -> Vec<libc::c_int> {

@@ -3,13 +3,14 @@
 //! Until then, rows wait in memory, and the file system stays unchanged. So a stack that cannot be built does
 //! not touch the log of an earlier run.
 
-use std::fs::{DirBuilder, File, OpenOptions};
+use std::fs::{DirBuilder, File, Metadata, OpenOptions};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 #[cfg(unix)]
 use std::time::Instant;
 
+use millpond_core::own_file;
 use parking_lot::Mutex;
 
 #[cfg(unix)]
@@ -57,12 +58,12 @@ impl LogFile {
         if self.file.get().is_some() {
             return Ok(());
         }
-        let Opened { file, mut made } = match waiting.opened.take() {
+        let Opened { file, to_empty, mut made } = match waiting.opened.take() {
             Some(opened) => opened,
             None => Opened::new(&self.path)?,
         };
-        if file.is_regular {
-            truncate(&file.file, &self.path)?;
+        if let Some(to_empty) = to_empty {
+            to_empty.set_len(0)?;
         }
         (&file.file).write_all(&waiting.rows)?;
         made.keep();
@@ -92,6 +93,8 @@ impl LogFile {
 #[derive(Debug)]
 struct Opened {
     made: Made,
+    /// `None` for a pipe, a terminal or the like, which has nothing to empty.
+    to_empty: Option<File>,
     // Dropped after `made`, which may remove the file: until then the file is locked.
     file: Locked,
 }
@@ -105,20 +108,20 @@ impl Opened {
         // Appends, so that a process that ignores the lock overwrites no row of this one.
         let file = match OpenOptions::new().create_new(true).append(true).open(path) {
             Ok(file) => {
-                made.file = Some(path.to_owned());
+                made.file = Some((path.to_owned(), file.metadata()?));
                 file
             }
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => open_there(path)?,
             Err(error) => return Err(error),
         };
-        // A pipe, a terminal or the like has nothing to truncate.
         let is_regular = file.metadata()?.is_file();
         if is_regular {
             // If another process has locked the file meanwhile, the file is the log of that process, and
             // stays.
             lock(&file).inspect_err(|_| made.file = None)?;
         }
-        Ok(Self { file: Locked { file, is_regular, process: std::process::id() }, made })
+        let to_empty = if is_regular { Some(to_empty(&file, path)?) } else { None };
+        Ok(Self { made, to_empty, file: Locked { file, is_regular, process: std::process::id() } })
     }
 }
 
@@ -155,11 +158,20 @@ fn open_there(path: &Path) -> io::Result<File> {
     OpenOptions::new().create(true).append(true).open(path)
 }
 
-/// The folders and the file that were created; drop removes them.
-#[derive(Default, Debug)]
+/// The folders and the file that this process created. Drop removes them, unless another one has the name by
+/// now.
+#[derive(Debug)]
 struct Made {
-    folders: Vec<PathBuf>,
-    file: Option<PathBuf>,
+    /// Each folder is open, so that the system gives its number to no other one.
+    folders: Vec<(PathBuf, File)>,
+    file: Option<(PathBuf, Metadata)>,
+    process: u32,
+}
+
+impl Default for Made {
+    fn default() -> Self {
+        Self { folders: Vec::new(), file: None, process: std::process::id() }
+    }
 }
 
 impl Made {
@@ -169,7 +181,8 @@ impl Made {
         let mut wanted: Vec<&Path> = folder.ancestors().take_while(missing).collect();
         while let Some(next) = wanted.pop() {
             match DirBuilder::new().create(next) {
-                Ok(()) => self.folders.push(next.to_owned()),
+                // Windows opens no folders, so there this folder stays.
+                Ok(()) => self.folders.extend(File::open(next).map(|open| (next.to_owned(), open))),
                 // Another process was faster, or the name ends in `..`.
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
                 Err(error) => return Err(error),
@@ -187,12 +200,16 @@ impl Made {
 
 impl Drop for Made {
     fn drop(&mut self) {
-        // Ignores errors: a folder that another process uses by now stays.
-        if let Some(file) = &self.file {
-            let _ = std::fs::remove_file(file);
+        // A forked child leaves what its parent made.
+        if self.process != std::process::id() {
+            return;
         }
-        for folder in self.folders.iter().rev() {
-            let _ = std::fs::remove_dir(folder);
+        // Ignores errors: a folder that another process uses by now stays.
+        if let Some((path, own)) = &self.file {
+            let _ = own_file::remove(path, own);
+        }
+        for (path, open) in self.folders.iter().rev() {
+            let _ = open.metadata().and_then(|own| own_file::remove(path, &own));
         }
     }
 }
@@ -217,16 +234,17 @@ impl Drop for Locked {
     }
 }
 
-/// Empties the file, even if another file has its name now.
+/// Returns a handle that can empty the file. It is opened together with the file, because another file may
+/// have the name later.
 #[cfg(unix)]
-fn truncate(file: &File, _path: &Path) -> io::Result<()> {
-    file.set_len(0)
+fn to_empty(file: &File, _path: &Path) -> io::Result<File> {
+    file.try_clone()
 }
 
-/// Empties the file through another handle: on Windows, an appending handle cannot change the length.
+/// Returns a handle that can empty the file: on Windows, an appending handle cannot change the length.
 #[cfg(not(unix))]
-fn truncate(_file: &File, path: &Path) -> io::Result<()> {
-    OpenOptions::new().write(true).open(path)?.set_len(0)
+fn to_empty(_file: &File, path: &Path) -> io::Result<File> {
+    OpenOptions::new().write(true).open(path)
 }
 
 /// Tells other processes, until the file is closed, that it is being written.
@@ -275,6 +293,28 @@ mod tests {
         opened.begin().unwrap();
         assert_eq!(std::fs::read_to_string(&log).unwrap(), "another's");
         assert_eq!(std::fs::read_to_string(&rotated).unwrap(), "");
+    }
+
+    #[test]
+    fn what_got_the_name_of_a_new_file_or_folder_stays() {
+        let folder = tempfile::tempdir().unwrap();
+        let [made, log] = ["made", "made/log.csv"].map(|name| folder.path().join(name));
+        let other = |path: &Path| {
+            std::fs::rename(path, path.with_extension("old")).unwrap();
+            if path == made { std::fs::create_dir(path) } else { std::fs::write(path, "another's") }.unwrap();
+        };
+        let opened = LogFile::new(log.clone());
+        opened.open().unwrap();
+        other(&log);
+        drop(opened);
+        assert_eq!(std::fs::read_to_string(&log).unwrap(), "another's");
+        std::fs::remove_dir_all(&made).unwrap();
+
+        let opened = LogFile::new(log.clone());
+        opened.open().unwrap();
+        other(&made);
+        drop(opened);
+        assert!(made.is_dir());
     }
 
     /// A pipe without a reader gives an error and does not hang. A pipe whose reader comes late is written.

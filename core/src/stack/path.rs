@@ -123,7 +123,8 @@ impl FilePath {
     /// `device`.
     ///
     /// # Errors
-    /// [`InvalidArgument`](crate::ErrorKind::InvalidArgument) if the path is empty or contains a zero byte.
+    /// [`InvalidArgument`](crate::ErrorKind::InvalidArgument) if the path is empty, contains a zero byte, or
+    /// is `-`, which names a standard stream in other programs.
     /// The same error if the path contains `{device}` and `device` is `None`.
     pub fn resolve(&self, device: Option<DeviceId>) -> Result<PathBuf> {
         self.resolve_with(device, &|name| crate::environment::variable(name))
@@ -163,6 +164,10 @@ impl FilePath {
         if resolved.is_empty() || resolved.contains(&0) {
             let why = if resolved.is_empty() { "a path is empty" } else { "a path has a zero byte" };
             return Err(Error::invalid_argument(format!("{why}; name a file, for example log.csv")));
+        }
+        if resolved == b"-" {
+            let why = "`-` names no file, and a layer uses no standard stream; a file of this name is `./-`";
+            return Err(Error::invalid_argument(why));
         }
         Ok(PathBuf::from(os_string_of(resolved)?))
     }

@@ -6,14 +6,14 @@
 
 use std::io;
 use std::mem::MaybeUninit;
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Held during a report, and during a fork. It has no list of waiters, so a forked child can unlock it.
-static IS_BUSY: AtomicBool = AtomicBool::new(false);
-/// Whether the forking thread holds it.
-static IS_FORKING: AtomicBool = AtomicBool::new(false);
+/// The report or the fork that has the turn, or [`FREE`]. There is no list of waiters, so a forked child can
+/// end the turn.
+static TURN: AtomicUsize = AtomicUsize::new(FREE);
+const FREE: usize = 0;
 /// The number of the socket, which a child closes; -1 for none.
 static SOCKET: AtomicI32 = AtomicI32::new(-1);
 /// The device and the inode of the socket. If the program closes descriptors that it did not open, the number
@@ -21,12 +21,26 @@ static SOCKET: AtomicI32 = AtomicI32::new(-1);
 static FILE: [AtomicU64; 2] = [AtomicU64::new(0), AtomicU64::new(0)];
 
 /// How long a fork waits.
-const PATIENCE: Duration = Duration::from_secs(1);
+const PATIENCE: Duration = if cfg!(test) { Duration::from_millis(10) } else { Duration::from_secs(1) };
 
-fn lock(patience: Duration) -> bool {
+/// A fork by this thread.
+#[allow(clippy::unnecessary_cast)] // The types differ between systems.
+fn this_fork() -> usize {
+    // SAFETY: the call has no preconditions. A forked child may make it.
+    (unsafe { libc::pthread_self() }) as usize
+}
+
+/// A report by this thread. Threads are numbered by addresses of structures, which are even.
+fn this_report() -> usize {
+    this_fork() | 1
+}
+
+/// Waits for the turn. Returns whether the caller has it now.
+fn take_turn(by: usize, patience: Duration) -> bool {
     let start = Instant::now();
-    while IS_BUSY.swap(true, Ordering::Acquire) {
-        if start.elapsed() > patience {
+    while let Err(other) = TURN.compare_exchange(FREE, by, Ordering::Acquire, Ordering::Relaxed) {
+        // A layer that forks while it is being reported would wait for itself.
+        if other == this_report() || start.elapsed() > patience {
             return false;
         }
         thread::sleep(Duration::from_micros(20));
@@ -34,19 +48,24 @@ fn lock(patience: Duration) -> bool {
     true
 }
 
-/// Holds `IS_BUSY` until it is dropped, also by a panic.
+/// Ends the turn, unless another fork or report has it.
+fn end_turn(by: usize) {
+    let _ = TURN.compare_exchange(by, FREE, Ordering::Release, Ordering::Relaxed);
+}
+
+/// A report's turn, which ends when this is dropped, also by a panic.
 struct Turn;
 
 impl Drop for Turn {
     fn drop(&mut self) {
-        IS_BUSY.store(false, Ordering::Release);
+        end_turn(this_report());
     }
 }
 
 /// Runs `report` so that the process does not fork meanwhile.
 pub(super) fn between<T>(report: impl FnOnce() -> T) -> T {
-    while !lock(Duration::MAX) {}
-    let _turn = Turn;
+    // A layer whose report asks for a report has the turn already.
+    let _turn = take_turn(this_report(), Duration::MAX).then(|| Turn);
     report()
 }
 
@@ -91,21 +110,16 @@ fn file_of(number: i32) -> Option<[u64; 2]> {
 }
 
 extern "C" fn before() {
-    if lock(PATIENCE) {
-        IS_FORKING.store(true, Ordering::Relaxed);
-    }
+    take_turn(this_fork(), PATIENCE);
 }
 
 extern "C" fn after() {
-    if IS_FORKING.swap(false, Ordering::Relaxed) {
-        IS_BUSY.store(false, Ordering::Release);
-    }
+    end_turn(this_fork());
 }
 
 extern "C" fn in_child() {
-    // The thread that reported is not in the child.
-    IS_FORKING.store(false, Ordering::Relaxed);
-    IS_BUSY.store(false, Ordering::Release);
+    // The thread that had the turn may not be in the child.
+    TURN.store(FREE, Ordering::Release);
     let socket = SOCKET.swap(-1, Ordering::Acquire);
     if is_socket(socket) {
         // SAFETY: the descriptor is this process's copy of the socket, which only the watch thread used.
@@ -115,13 +129,43 @@ extern "C" fn in_child() {
 
 #[cfg(test)]
 mod tests {
+    use parking_lot::Mutex;
+
     use super::*;
+
+    /// The tests share the process's turn.
+    static ALONE: Mutex<()> = Mutex::new(());
+
+    fn is_free() -> bool {
+        TURN.load(Ordering::Acquire) == FREE
+    }
 
     #[test]
     fn a_report_that_panics_lets_forks_go_on() {
-        let is_free = || !IS_BUSY.load(Ordering::Acquire);
+        let _alone = ALONE.lock();
         assert!(!between(is_free), "a report keeps forks apart");
         let panicked = std::panic::catch_unwind(|| between(|| panic!("on purpose")));
         assert!(panicked.is_err() && is_free());
+    }
+
+    #[test]
+    fn a_fork_that_waited_in_vain_ends_no_turn_of_others() {
+        let _alone = ALONE.lock();
+        let fork_in_vain = || {
+            before();
+            after();
+        };
+        before();
+        thread::scope(|scope| scope.spawn(fork_in_vain).join()).unwrap();
+        assert!(!is_free(), "this thread still forks");
+        after();
+        assert!(is_free());
+        between(|| {
+            thread::scope(|scope| scope.spawn(fork_in_vain).join()).unwrap();
+            fork_in_vain();
+            between(|| {});
+            assert!(!is_free(), "the report goes on");
+        });
+        assert!(is_free());
     }
 }

@@ -1,7 +1,7 @@
 //! The thread that answers requests.
 
 use std::ffi::OsStr;
-use std::fs::{self, DirBuilder, Permissions};
+use std::fs::{self, DirBuilder, Metadata, Permissions};
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::io::{self, Write};
 use std::mem::MaybeUninit;
@@ -16,19 +16,35 @@ use std::time::{Duration, Instant};
 use super::folder::{prepare, socket_name};
 use super::forks;
 use super::memory::ProgramMemory;
+use crate::own_file;
 
 /// How long a reader may take for the whole answer.
 const PATIENCE: Duration = Duration::from_secs(2);
+
+/// A socket of this process, which stays open as long as its thread lives.
+#[derive(Debug)]
+pub(super) struct Socket {
+    path: PathBuf,
+    own: Metadata,
+}
+
+impl Socket {
+    /// Removes the socket, unless another process has put its own in the place.
+    pub(super) fn remove(&self) {
+        let _ = own_file::remove(&self.path, &self.own);
+    }
+}
 
 /// Opens the socket, and starts the thread, which writes `memory()` for each request. Returns the socket.
 pub(super) fn start(
     value: &OsStr,
     memory: impl Fn() -> ProgramMemory + Send + 'static,
-) -> Result<PathBuf, String> {
+) -> Result<Socket, String> {
     let path = prepare(value)?.join(socket_name(std::process::id()));
     let failed = |error: io::Error| format!("the socket {} cannot be opened: {error}", path.display());
-    let listener = bind(&path).map_err(failed)?;
+    let (listener, own) = bind(&path).map_err(failed)?;
     forks::watch(listener.as_raw_fd()).map_err(failed)?;
+    let socket = Socket { path, own };
     let serve = move || {
         serve(&listener, &memory);
         if !forks::forget() {
@@ -37,10 +53,10 @@ pub(super) fn start(
         }
     };
     match thread::Builder::new().name("millpond-watch".to_owned()).spawn(serve) {
-        Ok(_) => Ok(path),
+        Ok(_) => Ok(socket),
         Err(error) => {
             forks::forget();
-            let _ = fs::remove_file(&path);
+            socket.remove();
             Err(format!("the thread cannot be started: {error}"))
         }
     }
@@ -48,7 +64,7 @@ pub(super) fn start(
 
 /// Binds a socket that only the owner of the process can use. No living process has this one's number, so a
 /// new socket replaces an old one of that name, unless a process of another container listens on it.
-fn bind(path: &Path) -> io::Result<UnixListener> {
+fn bind(path: &Path) -> io::Result<(UnixListener, Metadata)> {
     if fs::symlink_metadata(path).is_ok() && !is_left_over(path) {
         return Err(io::ErrorKind::AddrInUse.into());
     }
@@ -59,8 +75,9 @@ fn bind(path: &Path) -> io::Result<UnixListener> {
     DirBuilder::new().mode(0o700).create(&closed)?;
     let bound = UnixListener::bind(&socket).and_then(|listener| {
         fs::set_permissions(&socket, Permissions::from_mode(0o600))?;
+        let own = fs::symlink_metadata(&socket)?;
         fs::rename(&socket, path)?;
-        Ok(listener)
+        Ok((listener, own))
     });
     if bound.is_err() {
         let _ = fs::remove_file(&socket);

@@ -1,9 +1,7 @@
 //! The watched stacks of the process.
 
 use std::ffi::OsString;
-use std::fs;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::path::PathBuf;
 use std::process;
 use std::ptr::{self, null_mut};
 use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
@@ -13,6 +11,7 @@ use std::time::Instant;
 use parking_lot::Mutex;
 
 use super::memory::{FORMAT, ProgramMemory, StackMemory};
+use super::server::Socket;
 use super::variable::VARIABLE;
 use super::{forks, server};
 use crate::find::stack_of;
@@ -31,7 +30,7 @@ pub(super) struct Watched {
     stacks: Mutex<Stacks>,
     is_started: AtomicBool,
     /// The socket, once it is open.
-    socket: OnceLock<PathBuf>,
+    socket: OnceLock<Socket>,
 }
 
 #[derive(Debug, Default)]
@@ -109,8 +108,10 @@ fn remove_at_exit() {
 
     extern "C" fn at_exit() {
         // A forked child leaves its parent's socket.
-        if let Some(path) = known().and_then(|watched| watched.socket.get()) {
-            let _ = fs::remove_file(path);
+        // If its socket is closed, the system may have given its number to another process's.
+        if let Some(socket) = known().and_then(|watched| watched.socket.get()).filter(|_| forks::has_socket())
+        {
+            socket.remove();
         }
     }
 

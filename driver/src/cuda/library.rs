@@ -46,14 +46,29 @@ fn load() -> DriverResult<Cuda> {
 fn open_library() -> DriverResult<&'static Library> {
     let mut reasons = Vec::new();
     for name in NAMES {
-        // SAFETY: the driver's initialisers may run on any thread at any time.
-        match unsafe { Library::new(*name) } {
+        match open(name) {
             Ok(library) => return Ok(Box::leak(Box::new(library))),
             Err(error) => reasons.push(reason(&error)),
         }
     }
     // An installed driver has the first name.
     Err(no_library(reasons.swap_remove(0)))
+}
+
+#[cfg(not(windows))]
+fn open(name: &str) -> Result<Library, libloading::Error> {
+    // SAFETY: the driver's initialisers may run on any thread at any time.
+    unsafe { Library::new(name) }
+}
+
+/// The driver's installer puts it into the system's folder. Windows would search other folders first, such as
+/// the program's, where others may be allowed to put a file of this name.
+#[cfg(windows)]
+fn open(name: &str) -> Result<Library, libloading::Error> {
+    use libloading::os::windows::{LOAD_LIBRARY_SEARCH_SYSTEM32, Library as OfWindows};
+
+    // SAFETY: the driver's initialisers may run on any thread at any time.
+    unsafe { OfWindows::load_with_flags(name, LOAD_LIBRARY_SEARCH_SYSTEM32) }.map(Library::from)
 }
 
 /// The linker's reason, which `libloading` keeps out of its own text.

@@ -125,17 +125,17 @@ pub(crate) enum Command {
     Calibrate(CalibrateArgs),
     Completions(CompletionsArgs),
     Explain(ExplainArgs),
-    Fidelity(FidelityArgs),
     Export(ExportArgs),
+    Fidelity(FidelityArgs),
     Gate(GateArgs),
     Import(ImportArgs),
     Man(ManArgs),
     Plan(PlanArgs),
-    Top(TopArgs),
-    Tune(TuneArgs),
     Record(RecordArgs),
     Report(ReportArgs),
     Run(RunArgs),
+    Top(TopArgs),
+    Tune(TuneArgs),
 }
 
 const AFTER_HELP: &str = "\

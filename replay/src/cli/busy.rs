@@ -20,7 +20,7 @@ use super::suggest;
 /// which no stream waits. The documentation of millpond_measure::busy explains the method and the JSON.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct BusyArgs {
-    /// The logs to replay
+    /// The logs to replay; `-` is the standard input
     #[arg(value_name = "LOG", required = true)]
     pub(crate) logs: Vec<PathBuf>,
 

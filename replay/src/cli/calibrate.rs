@@ -10,10 +10,11 @@ use millpond_core::stack::{LayerTable, StackSpec};
 use millpond_driver::DeviceSpec;
 use millpond_driver::sim::Profile;
 use millpond_engine::program::{Limits, Program};
+use millpond_engine::text::STANDARD_INPUT;
 use millpond_measure::calibrate::check::{Check, MEMORY_TOLERANCE, Outcome, TIME_TOLERANCE};
 use millpond_measure::calibrate::{self, Calibration};
 
-use super::input::{check, read};
+use super::input::{check, is_stream, read, text};
 use super::overwrite::Reads;
 use super::verdict::{self, Failure, Verdict};
 use super::{output, suggest};
@@ -35,7 +36,7 @@ pub(crate) struct CalibrateArgs {
     #[arg(long, short = 'o', value_name = "FILE", required_unless_present = "profile")]
     pub(crate) out: Option<PathBuf>,
 
-    /// A file with a profile to check with --check; no device is measured
+    /// A file with a profile to check with --check; no device is measured. `-` is the standard input
     #[arg(long, value_name = "FILE", conflicts_with = "out", requires = "check")]
     pub(crate) profile: Option<PathBuf>,
 
@@ -56,7 +57,7 @@ pub(crate) struct CalibrateArgs {
 impl CalibrateArgs {
     /// Returns the file for the profile, if there is one.
     fn file(&self) -> Option<&Path> {
-        self.out.as_deref().filter(|path| *path != Path::new("-"))
+        self.out.as_deref().filter(|path| !is_stream(path))
     }
 }
 
@@ -74,7 +75,7 @@ pub(crate) fn run(args: &CalibrateArgs, table: &LayerTable, mut out: impl Write)
     let spec = args.device.clone().unwrap_or(DeviceSpec::Cuda(0));
     let device =
         spec.open().map_err(|error| if args.device.is_none() { without_gpu(&error) } else { error })?;
-    let known = args.profile.as_deref().map(Profile::from_file).transpose()?;
+    let known = args.profile.as_deref().map(known).transpose()?;
     let (mut programs, mut verdict) = (Vec::new(), Verdict::Fine);
     for log in &args.check {
         match read(log, Limits::default(), Progress::new(false)) {
@@ -104,6 +105,11 @@ pub(crate) fn run(args: &CalibrateArgs, table: &LayerTable, mut out: impl Write)
         compare(&check, &programs, &spec, &mut out)?
     };
     Ok(verdict.max(checked))
+}
+
+/// Reads a profile.
+fn known(path: &Path) -> Result<Profile, Error> {
+    if is_stream(path) { Profile::from_toml(&text(path)?, STANDARD_INPUT) } else { Profile::from_file(path) }
 }
 
 /// Explains why a simulated device is measured only if the user names it: the profile already contains its

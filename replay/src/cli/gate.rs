@@ -5,11 +5,12 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 use clap::Args;
-use millpond_core::{Error, ErrorKind, small_file};
-use millpond_engine::text::write_json;
+use millpond_core::{Error, ErrorKind};
+use millpond_engine::text::{STANDARD_INPUT, write_json};
 use millpond_snapshot::gate::{self, Budget};
 
 use super::import::{ReportFormat, SourceArgs};
+use super::input::{is_stream, named, refuse_two_readers, text};
 use super::verdict::{self, Failure, Verdict};
 use super::{output, overwrite, suggest};
 
@@ -25,7 +26,8 @@ pub(crate) struct GateArgs {
     #[command(flatten)]
     source: SourceArgs,
 
-    /// The file with the budget; --write creates this file
+    /// The file with the budget; --write creates this file. `-` is the standard input, and with --write the
+    /// standard output
     #[arg(long, short = 'b', value_name = "BUDGET.toml")]
     budget: PathBuf,
 
@@ -35,11 +37,11 @@ pub(crate) struct GateArgs {
     write: bool,
 
     /// Append a Markdown table to this file
-    #[arg(long, value_name = "FILE.md", conflicts_with = "write")]
+    #[arg(long, value_name = "FILE.md", conflicts_with = "write", value_parser = named())]
     markdown: Option<PathBuf>,
 
     /// Write JUnit XML to this file
-    #[arg(long, value_name = "FILE.xml", conflicts_with = "write")]
+    #[arg(long, value_name = "FILE.xml", conflicts_with = "write", value_parser = named())]
     junit: Option<PathBuf>,
 
     /// The format of the result
@@ -58,16 +60,26 @@ pub(super) fn run(args: &GateArgs, mut out: impl Write) -> Result<Verdict, Failu
     if args.write {
         let recording = args.source.import()?;
         let budget = Budget::of(&recording);
-        output::replace(path, |file| write!(file, "{budget}")).map_err(|error| not_written(path, &error))?;
-        writeln!(out, "{}", path.display())?;
+        if is_stream(path) {
+            write!(out, "{budget}")?;
+        } else {
+            output::replace(path, |file| write!(file, "{budget}"))
+                .map_err(|error| not_written(path, &error))?;
+            writeln!(out, "{}", path.display())?;
+        }
         out.flush()?;
         budget.warnings(&recording).iter().for_each(|why| verdict::warn(why));
         return Ok(Verdict::Fine);
     }
-    let bad = |error: &dyn std::fmt::Display| Error::invalid_argument(format!("{}: {error}", path.display()));
-    exists(path)?;
-    let text = small_file::read(path).map_err(|error| bad(&error))?;
-    let budget: Budget = text.parse().map_err(|error| bad(&error))?;
+    refuse_two_readers([args.source.file(), path])?;
+    let name = if is_stream(path) {
+        STANDARD_INPUT.to_owned()
+    } else {
+        exists(path)?;
+        path.display().to_string()
+    };
+    let budget: Result<Budget, _> = text(path)?.parse();
+    let budget = budget.map_err(|error| Error::invalid_argument(format!("{name}: {error}")))?;
     let gate = gate::compare(&args.source.import()?, &budget);
     if let Some(path) = &args.markdown {
         let file = OpenOptions::new().append(true).create(true).open(path);

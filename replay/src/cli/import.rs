@@ -13,7 +13,7 @@ use millpond_snapshot::placement;
 use millpond_snapshot::recording::{Recording, Source, StateCheck, Sums, Unknown};
 use serde::Serialize;
 
-use super::input::HEAD_BYTES;
+use super::input::{HEAD_BYTES, is_stream};
 use super::progress::ProgressArgs;
 use super::sizes::memory;
 use super::verdict::{Failure, Verdict};
@@ -80,7 +80,7 @@ impl SourceArgs {
     /// Imports another file with the same options.
     pub(super) fn import_also(&self, file: &Path) -> millpond_engine::Result<Recording> {
         let options = Options::default().device(self.device).memory(self.memory);
-        let is_input = file == Path::new("-");
+        let is_input = is_stream(file);
         let name = if is_input { STANDARD_INPUT.to_owned() } else { file.display().to_string() };
         let progress = self.progress();
         let bar = progress.waiting();
@@ -98,7 +98,7 @@ impl SourceArgs {
 
     /// Imports the file. If it is minimalloc's CSV, also returns its rows.
     pub(super) fn import_with_rows(&self) -> millpond_engine::Result<(Recording, Option<MinimallocCsv>)> {
-        let is_input = self.file == Path::new("-");
+        let is_input = is_stream(&self.file);
         let name = if is_input { STANDARD_INPUT.to_owned() } else { self.file.display().to_string() };
         let fail = |why: String| millpond_engine::Error::from(LogError::new(&name, 0, why));
         let unread = |error: io::Error| fail(format!("cannot be read ({error})"));
@@ -184,7 +184,7 @@ pub(super) fn run(args: &ImportArgs, mut out: impl Write) -> Result<Verdict, Fai
     args.source.refuse_overwrite(output)?;
     let recording = args.source.import()?;
     match output {
-        Some(path) if path == Path::new("-") => {
+        Some(path) if is_stream(path) => {
             recording.write_csv(&mut out)?;
             return Ok(Verdict::Fine);
         }

@@ -1,9 +1,11 @@
 //! Checks stacks and reads logs.
 
 use std::io::{self, Cursor, Read};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
+use clap::builder::{PathBufValueParser, TypedValueParser};
 use millpond_core::stack::{LayerTable, StackSpec};
+use millpond_core::{Error, small_file};
 use millpond_engine::log::{self, LogReader};
 use millpond_engine::program::{Limits, Program};
 use millpond_engine::text::STANDARD_INPUT;
@@ -28,9 +30,42 @@ pub(super) fn check(stacks: &[StackSpec], table: &LayerTable) -> Result<(), Fail
     Ok(stacks.iter().try_for_each(|stack| stack.check(table))?)
 }
 
+/// Returns whether the path is `-`, which stands for the standard input or output.
+pub(super) fn is_stream(path: &Path) -> bool {
+    path == Path::new("-")
+}
+
+/// Parses the path of a file that is not replaced by a standard stream.
+pub(super) fn named() -> impl TypedValueParser<Value = PathBuf> {
+    PathBufValueParser::new().try_map(|path| match is_stream(&path) {
+        true => Err("a file's name is needed here; a file of this name is `./-`"),
+        false => Ok(path),
+    })
+}
+
+/// Returns an error if two of these files are the standard input, which can be read only once.
+pub(super) fn refuse_two_readers<'a>(files: impl IntoIterator<Item = &'a Path>) -> Result<(), Error> {
+    match files.into_iter().filter(|file| is_stream(file)).count() {
+        0 | 1 => Ok(()),
+        _ => Err(Error::invalid_argument("`-` is named twice, but the standard input can be read only once")),
+    }
+}
+
+/// Reads a small text file. `-` is the standard input.
+///
+/// # Errors
+/// The errors of [`small_file::read`], with the file's name.
+pub(super) fn text(path: &Path) -> Result<String, Error> {
+    let (name, read) = match is_stream(path) {
+        true => (STANDARD_INPUT.to_owned(), small_file::read_from(io::stdin())),
+        false => (path.display().to_string(), small_file::read(path)),
+    };
+    read.map_err(|error| Error::invalid_argument(format!("{name}: {error}")))
+}
+
 /// Reads a log, or imports a file of another format. `-` is the standard input.
 pub(super) fn read(path: &Path, limits: Limits, progress: Progress) -> millpond_engine::Result<Program> {
-    if path == Path::new("-") {
+    if is_stream(path) {
         return program(STANDARD_INPUT, io::stdin(), limits);
     }
     suggest::existing(path)?;
@@ -85,4 +120,43 @@ fn import_options(head: &[u8], limits: Limits) -> Option<Options> {
         return (!limits.skip_bad_rows).then(|| Options::default().memory(RECORDING_BYTES));
     }
     (!import::is_for_log_reader(head)).then(Options::default)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::any::TypeId;
+
+    use clap::builder::StyledStr;
+    use clap::error::ErrorKind;
+    use clap::{Arg, Command, CommandFactory};
+
+    use super::*;
+    use crate::cli::args::Cli;
+
+    /// Whether the command refuses `-` as this argument, whatever else it needs.
+    fn refuses(command: &Command, arg: &Arg) -> bool {
+        let option = arg.get_long().map(|name| format!("--{name}"));
+        let words = [Some("command".to_owned()), option, Some("-".to_owned())];
+        let parsed = command.clone().try_get_matches_from(words.into_iter().flatten());
+        parsed.is_err_and(|error| error.kind() == ErrorKind::ValueValidation)
+    }
+
+    #[test]
+    fn each_file_of_the_command_line_is_a_stream_as_its_help_says_or_refuses_to_be_one() {
+        let mut whole = Cli::command();
+        whole.build();
+        let mut files = 0;
+        for command in std::iter::once(&whole).chain(whole.get_subcommands()) {
+            for arg in command.get_arguments() {
+                if arg.get_value_parser().type_id() == TypeId::of::<PathBuf>() {
+                    let help = arg.get_long_help().or(arg.get_help()).map(StyledStr::to_string);
+                    let help = help.unwrap_or_default();
+                    let (name, says) = (command.get_name(), help.contains("`-` is the standard"));
+                    assert_ne!(refuses(command, arg), says, "{name} {arg}: {help}");
+                    files += 1;
+                }
+            }
+        }
+        assert!(files > 15, "{files} arguments name files");
+    }
 }

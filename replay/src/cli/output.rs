@@ -6,6 +6,7 @@ use std::path::Path;
 
 use tempfile::NamedTempFile;
 
+use super::input::is_stream;
 use super::verdict::Failure;
 
 /// Writes the output of `body` to a file, as [`to_file`] does. If there is no path, or the path is `-`,
@@ -18,7 +19,7 @@ pub(super) fn write(
     out: impl Write,
     body: impl FnOnce(&mut dyn Write) -> io::Result<()>,
 ) -> Result<(), Failure> {
-    match path.filter(|path| *path != Path::new("-")) {
+    match path.filter(|path| !is_stream(path)) {
         None => Ok(whole(out, body)?),
         Some(path) => to_file(path, body),
     }

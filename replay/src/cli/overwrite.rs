@@ -7,6 +7,8 @@ use millpond_core::stack::{FilePath, FilePlace, StackSpec};
 use millpond_core::{DeviceId, Error, Result};
 use millpond_driver::DeviceSpec;
 
+use super::input::{is_stream, refuse_two_readers};
+
 /// The parameters that name a file for the layer to write.
 const WRITTEN: [(&str, &str); 2] = [("logging", "file"), ("arena", "dump_log_on_failure")];
 
@@ -38,11 +40,13 @@ impl<'a> Reads<'a> {
         Self { logs, profiles: profile.into_iter().collect(), stacks, device: number }
     }
 
-    /// Returns an error if a stack would overwrite a file that the run reads, or the output of another stack.
+    /// Returns an error if a stack would overwrite a file that the run reads, or the output of another stack,
+    /// and if the run would read the standard input twice.
     ///
     /// # Errors
     /// The error names the file, and suggests another file.
     pub(crate) fn refuse(&self) -> Result<()> {
+        refuse_two_readers(self.logs.iter().map(PathBuf::as_path).chain(self.profiles.iter().copied()))?;
         let mut written: Vec<(&StackSpec, PathBuf)> = Vec::new();
         for stack in self.stacks {
             for file in self.outputs(stack)? {
@@ -77,6 +81,9 @@ impl<'a> Reads<'a> {
     /// # Errors
     /// The error names the file.
     pub(crate) fn refuse_output(&self, written: &str, file: &Path) -> Result<()> {
+        if is_stream(file) {
+            return Ok(());
+        }
         if let Some(what) = self.read_from(file)? {
             return Err(destroys(written, file, what));
         }
@@ -140,7 +147,7 @@ impl<'a> Reads<'a> {
 /// # Errors
 /// The error names the file.
 pub(crate) fn refuse_import(output: &Path, file: &Path) -> Result<()> {
-    if FilePlace::is_same(input(file), output) {
+    if !is_stream(output) && FilePlace::is_same(input(file), output) {
         return Err(destroys("the log", output, "the imported file"));
     }
     Ok(())
@@ -170,5 +177,5 @@ fn destroys(written: &str, file: &Path, what: &str) -> Error {
 
 /// Returns the path of a log; for `-`, the path of the standard input.
 fn input(log: &Path) -> &Path {
-    if log == Path::new("-") { Path::new("/dev/stdin") } else { log }
+    if is_stream(log) { Path::new("/dev/stdin") } else { log }
 }

@@ -1,7 +1,7 @@
 //! The command line of `plan`.
 
 use std::ffi::OsStr;
-use std::io::Write;
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -19,6 +19,7 @@ use millpond_snapshot::placement::{self, Answer, Placement, Request, Sharing};
 use millpond_snapshot::recording::Recording;
 
 use super::import::{ReportFormat, SourceArgs};
+use super::input::is_stream;
 use super::output;
 use super::sizes::memory;
 use super::verdict::{self, Failure, Verdict};
@@ -63,7 +64,8 @@ pub(crate) struct PlanArgs {
     /// (cuda+pool+plan:file=FILE.plan). No plan is written if the pool needs less memory without it. Any
     /// other name gets minimalloc's CSV: for each block, the positions of its allocation and its free in the
     /// file, its size, and its offset. If the file itself is minimalloc's CSV, its rows are written with
-    /// offsets. If the file lacks some allocations or frees, nothing is written
+    /// offsets. If the file lacks some allocations or frees, nothing is written. `-` is the standard output;
+    /// the result then goes to the standard error
     #[arg(long, short = 'o', value_name = "FILE")]
     output: Option<PathBuf>,
 
@@ -141,10 +143,11 @@ impl Peaks {
     }
 }
 
-/// Writes the placement or the plan. If the pool needs less memory without the plan, writes nothing and
-/// returns the reason.
+/// Writes the placement or the plan; for `-`, to `out`. If the pool needs less memory without the plan,
+/// writes nothing and returns the reason.
 fn write(
     output: &Path,
+    out: impl Write,
     recording: &Recording,
     placed: &Placement,
     plan: Option<&ProgramPlan>,
@@ -167,7 +170,7 @@ fn write(
         (None, None) => placed.csv(),
     };
     if let Some(content) = content {
-        output::to_file(output, |file| file.write_all(content.as_bytes()))?;
+        output::write(Some(output), out, |file| file.write_all(content.as_bytes()))?;
     }
     Ok(None)
 }
@@ -207,8 +210,12 @@ pub(super) fn run(args: &PlanArgs, mut out: impl Write) -> Result<Verdict, Failu
     };
     // If no placement fits into the capacity, nothing is written.
     let output = args.output.as_deref().filter(|_| placed.height.is_some());
-    let write = |output| write(output, &recording, &placed, plan.as_ref(), rows.as_ref());
+    let write = |output| write(output, &mut out, &recording, &placed, plan.as_ref(), rows.as_ref());
     let refusal = output.map(write).transpose()?.flatten();
+    let mut out: Box<dyn Write> = match &args.output {
+        Some(output) if is_stream(output) => Box::new(io::stderr().lock()),
+        _ => Box::new(out),
+    };
     match args.format {
         ReportFormat::Text => {
             placement::print(&placed, &mut out)?;

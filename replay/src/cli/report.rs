@@ -1,7 +1,7 @@
 //! The command line of `report`.
 
 use std::io::Write;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
@@ -13,7 +13,7 @@ use millpond_snapshot::recording::Recording;
 use millpond_snapshot::report::{Curve, Page};
 
 use super::import::SourceArgs;
-use super::input::check;
+use super::input::{check, is_stream, refuse_two_readers};
 use super::overwrite::Reads;
 use super::sizes::DeviceMemoryArgs;
 use super::verdict::{Failure, Verdict};
@@ -43,7 +43,7 @@ pub(crate) struct ReportArgs {
     #[command(flatten)]
     device: DeviceMemoryArgs,
 
-    /// The file of another run, to compare the first file with
+    /// The file of another run, to compare the first file with; `-` is the standard input
     #[arg(value_name = "FILE2")]
     other: Option<PathBuf>,
 
@@ -70,7 +70,9 @@ pub(crate) struct ReportArgs {
 /// Imports one or two files, and writes the page.
 pub(super) fn run(args: &ReportArgs, table: &LayerTable, mut out: impl Write) -> Result<Verdict, Failure> {
     check(&args.stacks, table)?;
-    for file in [Some(args.source.file()), args.other.as_deref()].into_iter().flatten() {
+    let read = [Some(args.source.file()), args.other.as_deref()];
+    refuse_two_readers(read.into_iter().flatten())?;
+    for file in read.into_iter().flatten() {
         let files = [file.to_owned()];
         let reads = Reads::new(&files, &args.stacks, Some(&args.on));
         reads.refuse()?;
@@ -91,7 +93,7 @@ pub(super) fn run(args: &ReportArgs, table: &LayerTable, mut out: impl Write) ->
         .placement(placement.as_ref())
         .curves(&curves);
     output::write(Some(&args.output), &mut out, |mut out| page.write(&mut out))?;
-    if args.output != Path::new("-") {
+    if !is_stream(&args.output) {
         writeln!(out, "{}", args.output.display())?;
     }
     Ok(Verdict::Fine)

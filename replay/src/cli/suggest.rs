@@ -69,7 +69,11 @@ fn neighbour(path: &Path) -> Option<PathBuf> {
     let entries = std::fs::read_dir(folder).ok()?.take(MOST_NEIGHBOURS).flatten();
     let mut names: Vec<String> = entries.filter_map(|entry| entry.file_name().into_string().ok()).collect();
     names.sort_unstable(); // makes the choice between equally similar names stable
-    nearest_above(ALIKE_FILES, name, names.iter().map(String::as_str)).map(|meant| path.with_file_name(meant))
+    let names = || names.iter().map(String::as_str);
+    let without_ending =
+        || names().find(|known| known.strip_prefix(name).is_some_and(|rest| rest.starts_with('.')));
+    let meant = nearest_above(ALIKE_FILES, name, names()).or_else(without_ending);
+    meant.map(|meant| path.with_file_name(meant))
 }
 
 /// Parses a device; the error suggests the device that the user probably meant.
@@ -132,7 +136,8 @@ mod tests {
         std::fs::write(folder.path().join("snapshot.pickle"), "").unwrap();
         let of = |name: &str| existing(&folder.path().join(name)).map_err(|error| error.to_string());
         assert!(of("snapshto.pickle").unwrap_err().contains("snapshot.pickle`?"));
-        assert_eq!((of("snapshot.pickle"), of("log.csv")), (Ok(()), Ok(())));
+        assert!(of("snapshot").unwrap_err().contains("snapshot.pickle`?"));
+        assert_eq!((of("snapshot.pickle"), of("log.csv"), of("snap")), (Ok(()), Ok(()), Ok(())));
         assert_eq!((of("none/snapshto.pickle"), of("..")), (Ok(()), Ok(())));
     }
 

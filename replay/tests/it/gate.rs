@@ -24,6 +24,9 @@ fn a_file_is_within_the_budget_that_it_wrote_and_a_byte_more_is_not() {
     let bytes: u64 = line.rsplit_once(' ').unwrap().1.parse().unwrap();
     let tight =
         folder.write("tight.toml", text.replace(line, &format!("peak_allocated_bytes = {}", bytes - 1)));
+    let byte = folder.write("byte.toml", "peak_allocated_bytes = 1\n");
+    let run = gate(&snapshot("plain"), &byte, &[]);
+    assert!(run.status == 1 && run.stdout.contains("the budget allows 1B\n"), "{}", run.stdout);
     let run = gate(&snapshot("plain"), &tight, &["--format", "json"]);
     assert_eq!(run.status, 1);
     let gate: Value = serde_json::from_str(&run.stdout).unwrap();

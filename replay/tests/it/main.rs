@@ -1,5 +1,6 @@
 //! Tests of the binary and of the library behind it.
 
+mod standard_streams;
 mod support;
 
 mod advice;

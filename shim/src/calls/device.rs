@@ -45,20 +45,62 @@ pub(crate) unsafe extern "C" fn set_of_thread(device: c_int) -> c_int {
     })
 }
 
-/// Writes the name and its end into a place of `length` bytes.
+/// Writes as much of a text as fits, and its end, into a place of `length` bytes.
+///
+/// # Safety
+/// `place` is null or has `length` bytes, which nothing else uses during the call.
+unsafe fn write_cut(place: *mut c_char, length: c_int, text: &str) -> DriverResult<()> {
+    let room = usize::try_from(length).ok().and_then(|length| length.checked_sub(1));
+    let room = room.filter(|_| !place.is_null()).ok_or_else(|| refusal(DriverError::INVALID_VALUE))?;
+    let bytes = &text.as_bytes()[..text.len().min(room)];
+    // SAFETY: the place has one byte more than `room`, by the caller's promise.
+    unsafe {
+        bytes.as_ptr().copy_to(place.cast(), bytes.len());
+        place.add(bytes.len()).write(0);
+    }
+    Ok(())
+}
+
 pub(crate) unsafe extern "C" fn get_name(name: *mut c_char, length: c_int, device: c_int) -> c_int {
-    Driving::run_of(device, |driver| {
-        let room = usize::try_from(length).ok().and_then(|length| length.checked_sub(1));
-        let room = room.filter(|_| !name.is_null()).ok_or_else(|| refusal(DriverError::INVALID_VALUE))?;
-        let text = driver.name();
-        let bytes = &text.as_bytes()[..text.len().min(room)];
-        // SAFETY: CUDA's contract: the place has `length` bytes, which is one more than `room`.
-        unsafe {
-            bytes.as_ptr().copy_to(name.cast(), bytes.len());
-            name.add(bytes.len()).write(0);
+    // SAFETY: CUDA's contract for the arguments.
+    Driving::run_of(device, |driver| unsafe { write_cut(name, length, &driver.name()) })
+}
+
+/// Writes the address, which has 12 characters. The number of a device's bus is the device's number.
+pub(crate) unsafe extern "C" fn get_pci_bus_id<A: Api>(
+    address: *mut c_char,
+    length: c_int,
+    device: c_int,
+) -> c_int {
+    A::run_of(device, |_| {
+        let text = format!("0000:{device:02X}:00.0");
+        if usize::try_from(length).is_ok_and(|length| length <= text.len()) {
+            return Err(refusal(DriverError::INVALID_VALUE));
         }
-        Ok(())
+        // SAFETY: CUDA's contract for the arguments.
+        unsafe { write_cut(address, length, &text) }
     })
+}
+
+/// The bus in a PCI address such as `00000000:01:00.0`, whose domain may be missing.
+pub(super) fn bus(address: &str) -> Option<c_int> {
+    let mut parts = address.rsplit(':');
+    let (_device, bus) = (parts.next()?, parts.next()?);
+    c_int::from_str_radix(bus, 16).ok()
+}
+
+pub(crate) unsafe extern "C" fn get_by_pci_bus_id<A: Api>(
+    device: *mut c_int,
+    address: *const c_char,
+) -> c_int {
+    let find = |_: &dyn Driver| {
+        // SAFETY: CUDA's contract makes the address null or a text.
+        let text = (!address.is_null()).then(|| unsafe { CStr::from_ptr(address) }.to_str().ok()).flatten();
+        let bus = text.and_then(bus).ok_or_else(|| refusal(DriverError::INVALID_VALUE))?;
+        only(bus, DriverError::INVALID_DEVICE).map(|()| bus)
+    };
+    // SAFETY: CUDA's contract for the arguments.
+    unsafe { A::answer_of(0, device, find) }
 }
 
 pub(crate) unsafe extern "C" fn get_uuid(uuid: *mut [u8; 16], device: c_int) -> c_int {

@@ -4,7 +4,7 @@
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 
-use super::device::VERSION;
+use super::device::{VERSION, bus};
 use super::{Api, Driving, Handle, handle};
 use crate::abi::{FabricInfo, ProcessInfo};
 use crate::error::place;
@@ -30,13 +30,6 @@ unsafe fn write<T>(result: *mut T, value: T) -> Result<(), c_int> {
     // SAFETY: the caller's promise.
     unsafe { place(result) }.map_err(|_| INVALID_ARGUMENT)?.write(value);
     Ok(())
-}
-
-/// The bus in a PCI address such as `00000000:01:00.0`, whose domain may be missing.
-fn bus(address: &str) -> Option<c_int> {
-    let mut parts = address.rsplit(':');
-    let (_device, bus) = (parts.next()?, parts.next()?);
-    c_int::from_str_radix(bus, 16).ok()
 }
 
 pub(crate) unsafe extern "C" fn init() -> c_int {

@@ -132,8 +132,3 @@ pub(crate) unsafe extern "C" fn launch_host_function<A: Api>(
 ) -> c_int {
     A::run(|driver| host_functions::launch(driver, stream_now::<A>(driver, on)?, function, data))
 }
-
-/// The driver behind these calls has no modules, kernels and executable graphs, and measures no time.
-pub(crate) unsafe extern "C" fn unsupported<A: Api>() -> c_int {
-    A::run(|_| Err(refusal(DriverError::NOT_SUPPORTED)))
-}

@@ -1,6 +1,6 @@
 //! The entry points answer wrong arguments as CUDA does: with a code, and without a crash.
 
-use std::ffi::{CStr, c_int, c_void};
+use std::ffi::{CStr, c_char, c_int, c_void};
 use std::ptr::{null, null_mut};
 use std::sync::Arc;
 
@@ -186,4 +186,27 @@ fn the_device_describes_itself_and_has_no_peer() {
         [number(&properties, 288), number(&properties, 308), number(&properties, 360)],
         [1 << 30, 32, 9]
     );
+}
+
+/// NCCL and cuda-core find a device by its address on the bus.
+#[test]
+fn a_device_has_an_address_on_the_bus() {
+    let (_device, _entered) = device();
+    let (mut place, mut found) = ([1_u8; 16], 7);
+    let text: *mut c_char = (&raw mut place).cast();
+    // SAFETY: the places are local, and the addresses are texts.
+    unsafe {
+        for (by_device, by_address) in [
+            (CUDA.cuDeviceGetPCIBusId, CUDA.cuDeviceGetByPCIBusId),
+            (CUDA.cudaDeviceGetPCIBusId, CUDA.cudaDeviceGetByPCIBusId),
+        ] {
+            assert_eq!([(by_device)(text, 12, 0), (by_device)(text, 13, 9)], [1, 101]);
+            assert_eq!((by_device)(text, 13, 0), 0);
+            assert_eq!(CStr::from_bytes_until_nul(&place).unwrap(), c"0000:00:00.0");
+            assert_eq!(((by_address)(&raw mut found, text), found), (0, 0));
+            let codes = [c"0000:09:00.0", c"none"].map(|text| (by_address)(&raw mut found, text.as_ptr()));
+            assert_eq!(codes, [101, 1]);
+            assert_eq!((by_address)(null_mut(), text), 1);
+        }
+    }
 }

@@ -1,6 +1,6 @@
 //! The library as CUDA's driver: millpond's own driver of CUDA runs over it, and so do programs in C.
 
-use std::ffi::OsStr;
+use std::ffi::{CString, OsStr, c_void};
 use std::path::Path;
 use std::process::Command;
 use std::ptr::null_mut;
@@ -14,6 +14,8 @@ use millpond_shim::{Entered, EntryPoints, Shim};
 use millpond_testkit::conformance::{self, Refusals, Subject};
 use millpond_testkit::own_process;
 use tempfile::TempDir;
+
+const CUDA: &EntryPoints = EntryPoints::OWN;
 
 /// A folder in which the library has the name of CUDA's driver.
 fn folder_of_driver() -> TempDir {
@@ -97,7 +99,6 @@ fn a_program_that_asks_for_addresses_sees_the_codes_of_a_gpu() {
 #[test]
 fn the_runtime_and_the_driver_share_the_primary_context() {
     run_over_the_library(|| {
-        const CUDA: &EntryPoints = EntryPoints::OWN;
         let (mut ptr, mut info) = (null_mut(), [0_usize; 2]);
         let [mut context, mut primary] = [null_mut(); 2];
         let [free, total] = &mut info;
@@ -132,7 +133,6 @@ fn a_device_that_cannot_be_named_is_no_device() {
 #[test]
 fn a_driver_that_a_thread_entered_is_its_only_context() {
     own_process::run(|| {
-        const CUDA: &EntryPoints = EntryPoints::OWN;
         let device: DriverHandle = SimDevice::new(SimConfig::with_capacity(1 << 30));
         let (mut ptr, mut id) = (null_mut(), 0);
         let [mut current, mut primary] = [null_mut(); 2];
@@ -151,6 +151,52 @@ fn a_driver_that_a_thread_entered_is_its_only_context() {
             assert_eq!((CUDA.cuCtxGetCurrent)(&raw mut current), 3, "it is initialised only while entered");
         }
     });
+}
+
+/// The functions that frameworks look up in the driver at their start: PyTorch 2.11 (`driver_api.h` and
+/// `LazyNVRTC`), NCCL 2.28 (`cudawrap.cc`), Numba-CUDA (`drvapi.py`), CuPy (`driver.pyx`) and cuda-core.
+const ASKED: &str = "
+    cuCheckpointProcessLock cuCtxCreate cuCtxDestroy cuCtxFromGreenCtx cuCtxGetCurrent cuCtxGetDevice
+    cuCtxGetLimit cuCtxPopCurrent cuCtxPushCurrent cuCtxSetCurrent cuCtxSetLimit cuCtxSynchronize
+    cuDevResourceGenerateDesc cuDevSmResourceSplitByCount cuDeviceCanAccessPeer cuDeviceGet
+    cuDeviceGetAttribute cuDeviceGetByPCIBusId cuDeviceGetCount cuDeviceGetDevResource cuDeviceGetName
+    cuDeviceGetPCIBusId cuDeviceGetUuid cuDevicePrimaryCtxGetState cuDevicePrimaryCtxRetain cuDriverGetVersion
+    cuEventCreate cuEventElapsedTime cuEventQuery cuEventRecord cuFuncGetAttribute cuFuncSetAttribute
+    cuFuncSetCacheConfig cuGetErrorName cuGetErrorString cuGetExportTable cuGraphAddNode cuGraphClone
+    cuGraphInstantiate cuGraphLaunch cuGreenCtxCreate cuInit cuIpcGetMemHandle cuIpcOpenMemHandle
+    cuKernelGetFunction cuLaunchCooperativeKernel cuLaunchHostFunc cuLaunchKernel cuLaunchKernelEx
+    cuLibraryGetKernel cuLibraryLoadData cuLibraryLoadFromFile cuLibraryUnload cuLinkAddData cuLinkAddFile
+    cuLinkComplete cuLinkCreate cuLinkDestroy cuMemAddressFree cuMemAddressReserve cuMemAlloc cuMemAllocAsync
+    cuMemCreate cuMemExportToShareableHandle cuMemFree cuMemGetAddressRange cuMemGetAllocationGranularity
+    cuMemGetAllocationPropertiesFromHandle cuMemGetHandleForAddressRange cuMemGetInfo cuMemHostRegister
+    cuMemImportFromShareableHandle cuMemMap cuMemRelease cuMemRetainAllocationHandle cuMemSetAccess
+    cuMemUnmap cuMemcpy2DAsync cuMemcpyHtoD cuMemsetD32Async cuModuleGetFunction cuModuleGetGlobal
+    cuModuleLoadData cuModuleLoadDataEx cuModuleUnload cuMulticastAddDevice cuMulticastBindAddr
+    cuMulticastBindMem cuMulticastCreate cuMulticastGetGranularity cuMulticastUnbind
+    cuOccupancyMaxActiveBlocksPerMultiprocessor cuOccupancyMaxActiveClusters
+    cuOccupancyMaxPotentialBlockSize cuPointerGetAttribute cuPointerSetAttribute cuProfilerStart
+    cuProfilerStop cuStreamAddCallback cuStreamBatchMemOp cuStreamCreate cuStreamGetCtx cuStreamWaitValue32
+    cuStreamWriteValue32 cuStreamWriteValue64 cuTensorMapEncodeTiled cuTexObjectCreate";
+
+#[test]
+fn every_function_that_frameworks_ask_for_is_found() {
+    let missing: Vec<&str> = ASKED.split_whitespace().filter(|name| address(name).is_null()).collect();
+    assert_eq!(missing, [""; 0]);
+    assert!(address("cuNoSuchFunction").is_null());
+    // SAFETY: the function reads no arguments.
+    let launch =
+        unsafe { std::mem::transmute::<*mut c_void, extern "C" fn() -> i32>(address("cuLaunchKernel")) };
+    assert_eq!(launch(), 801);
+}
+
+/// The address that `cuGetProcAddress` finds for CUDA 13.0.
+fn address(name: &str) -> *mut c_void {
+    let (name, mut found, mut status) = (CString::new(name).unwrap(), null_mut(), -1);
+    // SAFETY: the name is a text, and the places are local.
+    let code =
+        unsafe { (CUDA.cuGetProcAddress_v2)(name.as_ptr(), &raw mut found, 13_000, 0, &raw mut status) };
+    assert_eq!((code, status == 0), (0, !found.is_null()), "{name:?}");
+    found
 }
 
 /// A function is missing here only if a program could do nothing with it.

@@ -13,7 +13,8 @@ impl Check {
         let Some(value) = value else { return "not known".to_owned() };
         match self.quantity {
             Quantity::PeakAllocated | Quantity::PeakReserved => {
-                format!("{} ({} B)", format_bytes(value as u64), value as u64)
+                let (text, exact) = (format_bytes(value as u64), format!("{}B", value as u64));
+                if text == exact { text } else { format!("{text} ({} B)", value as u64) }
             }
             Quantity::ReservedOverBound => format!("{value:.4}"),
             Quantity::Failures => format!("{value}"),

@@ -8,7 +8,7 @@ use millpond_snapshot::recording::Recording;
 ///
 /// # Panics
 /// Panics if the log of a recording does not give another recording.
-pub fn import(start: &[u8], bytes: &[u8]) {
+pub(crate) fn import(start: &[u8], bytes: &[u8]) {
     let file = [start, bytes].concat();
     if let Ok(recording) = import::read("file", file.as_slice(), &Options::default()) {
         check(&recording);
@@ -19,7 +19,7 @@ pub fn import(start: &[u8], bytes: &[u8]) {
 ///
 /// # Panics
 /// Panics if the log does not give another recording.
-pub fn check(recording: &Recording) {
+pub(crate) fn check(recording: &Recording) {
     explain(recording, None);
     let mut log = Vec::new();
     recording.write_csv(&mut log).expect("memory takes all that is written");

@@ -19,7 +19,7 @@ struct Block {
 }
 
 /// A simulated device and its streams.
-pub struct World {
+pub(crate) struct World {
     /// The device.
     pub device: Arc<SimDevice>,
     streams: Vec<StreamRef>,
@@ -32,7 +32,7 @@ impl World {
     /// # Panics
     /// Panics if the device makes no streams.
     #[must_use]
-    pub fn new(bytes: u64) -> Self {
+    pub(crate) fn new(bytes: u64) -> Self {
         let device = SimDevice::new(SimConfig::with_capacity(bytes));
         let flags = [StreamFlags::default(), StreamFlags::NON_BLOCKING, StreamFlags::NON_BLOCKING];
         let made = flags.map(|flags| device.stream_create(flags).expect("a stream"));
@@ -41,12 +41,17 @@ impl World {
 
     /// Returns one of the streams.
     #[must_use]
-    pub fn stream(&self, number: usize) -> StreamRef {
+    pub(crate) fn stream(&self, number: usize) -> StreamRef {
         self.streams[number % STREAMS]
     }
 
     /// Allocates a block, and writes to it. Returns its address, or `None` if there is no memory.
-    pub fn allocate(&mut self, stack: &AnyResource, bytes: u64, stream: StreamRef) -> Option<DevicePtr> {
+    pub(crate) fn allocate(
+        &mut self,
+        stack: &AnyResource,
+        bytes: u64,
+        stream: StreamRef,
+    ) -> Option<DevicePtr> {
         let ptr = stack.allocate_bytes(bytes, stream).ok()?;
         let is_checked =
             bytes > 0 && self.device.pointer_kind(ptr).is_ok_and(|kind| !matches!(kind, MemoryKind::Unknown));
@@ -59,7 +64,7 @@ impl World {
     }
 
     /// Checks the contents of a live block, and frees it on its stream.
-    pub fn free(&mut self, stack: &AnyResource, index: usize) {
+    pub(crate) fn free(&mut self, stack: &AnyResource, index: usize) {
         let block = self.live.swap_remove(index);
         if block.is_checked {
             self.device.launch(block.stream, &[Access::check(block.ptr, block.bytes, block.ptr.address())]);
@@ -70,7 +75,7 @@ impl World {
     }
 
     /// Frees the block at this address, if there is one.
-    pub fn free_at(&mut self, stack: &AnyResource, ptr: DevicePtr) {
+    pub(crate) fn free_at(&mut self, stack: &AnyResource, ptr: DevicePtr) {
         if let Some(index) = self.live.iter().position(|block| block.ptr == ptr) {
             self.free(stack, index);
         }
@@ -80,7 +85,7 @@ impl World {
     ///
     /// # Errors
     /// Returns an error if `calls` has too few bytes.
-    pub fn call(&mut self, stack: &AnyResource, calls: &mut Unstructured<'_>) -> Result<()> {
+    pub(crate) fn call(&mut self, stack: &AnyResource, calls: &mut Unstructured<'_>) -> Result<()> {
         for _ in 0..256 {
             if calls.is_empty() {
                 break;
@@ -111,7 +116,7 @@ impl World {
     ///
     /// # Panics
     /// Panics if the device found a mistake, or if an object of the stack is left.
-    pub fn end(mut self, stack: AnyResource) {
+    pub(crate) fn end(mut self, stack: AnyResource) {
         while !self.live.is_empty() {
             self.free(&stack, 0);
         }

@@ -18,6 +18,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2};
 use signal_hook::iterator::Signals;
 
+use super::input::named;
 use super::verdict::{Failure, Verdict, report, warn};
 
 /// Runs a program, and records or limits its device memory; the program is not changed
@@ -28,7 +29,7 @@ use super::verdict::{Failure, Verdict, report, warn};
 pub(crate) struct RunArgs {
     /// Write a log of all allocations and frees to this file, with the call stacks of C++ and Python; if
     /// several processes use CUDA, each further process adds its number to the name
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", value_parser = named())]
     record: Option<PathBuf>,
 
     /// Let the program take at most this much memory from each device, as in 20GiB; CUDA then reports a

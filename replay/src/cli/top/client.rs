@@ -1,12 +1,13 @@
 //! Asks watched programs about their memory.
 
-use std::fs;
+use std::fs::{self, Metadata};
 use std::io::{self, ErrorKind, Read};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use millpond_core::own_file;
 use millpond_core::watch::{FORMAT, ProgramMemory, VARIABLE, folders, socket_name};
 use rustix::io::Errno;
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
@@ -22,6 +23,8 @@ const MOST_BYTES: u64 = 16 << 20;
 pub(super) enum NoAnswer {
     /// No process listens on the socket.
     Gone,
+    /// The program listened, and ended before it answered. A process of another container may do so.
+    Silent,
     /// The program listens, but has not answered in time.
     Slow,
     /// The user may not connect to the socket.
@@ -33,7 +36,8 @@ pub(super) enum NoAnswer {
 impl From<io::Error> for NoAnswer {
     fn from(error: io::Error) -> Self {
         match error.kind() {
-            ErrorKind::NotFound | ErrorKind::ConnectionRefused | ErrorKind::ConnectionReset => Self::Gone,
+            ErrorKind::NotFound | ErrorKind::ConnectionRefused => Self::Gone,
+            ErrorKind::ConnectionReset => Self::Silent,
             ErrorKind::WouldBlock | ErrorKind::TimedOut => Self::Slow,
             ErrorKind::PermissionDenied => Self::Denied,
             _ => Self::Wrong(error.to_string()),
@@ -65,7 +69,7 @@ pub(super) fn ask(path: &Path, patience: Duration) -> Result<ProgramMemory, NoAn
         }
     }
     if text.is_empty() {
-        return Err(NoAnswer::Gone); // it ended meanwhile
+        return Err(NoAnswer::Silent);
     }
     if text.len() as u64 > MOST_BYTES {
         return Err(NoAnswer::Wrong(format!("the answer is larger than {} MiB", MOST_BYTES >> 20)));
@@ -137,7 +141,7 @@ pub(super) fn find(
         let path = folder.join(socket_name(process));
         match ask(&path, patience) {
             Ok(memory) => return Ok((path, memory)),
-            Err(NoAnswer::Gone) => {}
+            Err(NoAnswer::Gone | NoAnswer::Silent) => {}
             Err(NoAnswer::Denied) => is_denied = true,
             // If a process has ended, a child of the process may still keep the socket open.
             Err(NoAnswer::Slow) if existence == Existence::No => {}
@@ -170,9 +174,8 @@ fn of_another_user(process: u32) -> String {
     format!("process {process} belongs to another user; run this command as that user or as root")
 }
 
-fn is_own_socket(path: &Path) -> bool {
-    let known = fs::symlink_metadata(path);
-    known.is_ok_and(|known| known.file_type().is_socket() && known.uid() == geteuid().as_raw())
+fn is_own_socket(known: &Metadata) -> bool {
+    known.file_type().is_socket() && known.uid() == geteuid().as_raw()
 }
 
 /// Returns the memory of each program that can be watched, by process number, and an error for each other
@@ -184,13 +187,16 @@ pub(super) fn list(folder: Option<&Path>, patience: Duration) -> (Vec<ProgramMem
             let (path, name) = (entry.path(), entry.file_name());
             let process = name.to_str().and_then(|name| name.strip_suffix(".sock")?.parse::<u32>().ok());
             let Some(process) = process else { continue };
+            let asked = entry.metadata().ok().filter(is_own_socket);
             match ask(&path, patience) {
                 Ok(memory) => found.push(memory),
+                // A new process may have this number, and its socket this name, meanwhile.
                 Err(NoAnswer::Gone) => {
-                    if existence(process) == Existence::No && is_own_socket(&path) {
-                        let _ = fs::remove_file(&path);
+                    if let Some(asked) = asked.filter(|_| existence(process) == Existence::No) {
+                        let _ = own_file::remove(&path, &asked);
                     }
                 }
+                Err(NoAnswer::Silent) => {}
                 Err(NoAnswer::Slow) => errors.push(format!("process {process} does not answer")),
                 Err(NoAnswer::Denied) => errors.push(of_another_user(process)),
                 Err(NoAnswer::Wrong(why)) => errors.push(format!("process {process}: {why}")),
@@ -239,7 +245,7 @@ mod tests {
             let error = asked(text, times).unwrap_err();
             assert!(matches!(&error, NoAnswer::Wrong(told) if told.contains(why)), "{why}: {error:?}");
         }
-        assert!(matches!(asked(b"", 1), Err(NoAnswer::Gone)));
+        assert!(matches!(asked(b"", 1), Err(NoAnswer::Silent)));
     }
 
     #[test]

@@ -15,6 +15,7 @@ use std::time::Duration;
 use clap::Args;
 
 use super::bench::BenchFormatArg;
+use super::input::named;
 
 #[cfg(unix)]
 pub(super) use run::run;
@@ -45,7 +46,7 @@ pub(crate) struct TopArgs {
     format: BenchFormatArg,
 
     /// The folder of the program's socket, if the program was started with MILLPOND_WATCH=FOLDER
-    #[arg(long, value_name = "FOLDER")]
+    #[arg(long, value_name = "FOLDER", value_parser = named())]
     folder: Option<PathBuf>,
 }
 

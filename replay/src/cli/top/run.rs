@@ -136,7 +136,7 @@ fn follow(
                     PATIENCE.as_secs()
                 );
             }
-            Err(NoAnswer::Gone) => {
+            Err(NoAnswer::Gone | NoAnswer::Silent) => {
                 drop(screen);
                 if args.format == BenchFormatArg::Table {
                     writeln!(out, "process {process} has ended")?;
@@ -160,6 +160,8 @@ fn show_list(args: &TopArgs, mut out: impl Write) -> Result<Verdict, Failure> {
         BenchFormatArg::Json => {
             programs.iter().try_for_each(|memory| print(memory, None, args.format, &mut out))?;
         }
+        // A program that does not answer runs.
+        BenchFormatArg::Table if programs.is_empty() && !errors.is_empty() => {}
         BenchFormatArg::Table if programs.is_empty() => {
             writeln!(out, "no watched program runs; start one with MILLPOND_WATCH=1")?;
         }

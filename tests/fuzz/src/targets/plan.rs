@@ -1,19 +1,16 @@
 //! Plans: as text, and as parts that a layer then follows.
 
-#![no_main]
-
+use crate::World;
 use libfuzzer_sys::arbitrary::{Result, Unstructured};
-use libfuzzer_sys::fuzz_target;
 use millpond::plan::PlanLayer;
 use millpond::resources::{CudaMemoryResource, PoolLayer};
 use millpond::{DeviceMemoryResource, DeviceMemoryResourceExt};
-use millpond_fuzz::World;
 use millpond_planning::{LogHash, PlanParts, PlannedAllocation, PlannedSlot, ProgramPlan};
 
 /// The most allocations that are made.
 const MOST: usize = 256;
 
-fuzz_target!(|bytes: &[u8]| {
+pub(super) fn run(bytes: &[u8]) {
     let text = [&b"millpond plan 1\nlog sha256:"[..], &[b'0'; 64], b"\nalignment 256\n", bytes].concat();
     if let Ok(plan) = ProgramPlan::read(&*text) {
         let again = ProgramPlan::read(plan.to_string().as_bytes());
@@ -24,7 +21,7 @@ fuzz_target!(|bytes: &[u8]| {
     if let Some(plan) = parts(&mut bytes).ok().and_then(|parts| ProgramPlan::new(parts).ok()) {
         follow(&plan, &mut bytes);
     }
-});
+}
 
 fn parts(bytes: &mut Unstructured<'_>) -> Result<PlanParts> {
     let mut kilobytes = |most: u8| Ok(u64::from(bytes.arbitrary::<u8>()? % most) << 10);

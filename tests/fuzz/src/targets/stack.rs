@@ -1,15 +1,12 @@
 //! Stacks as text: one line, which is parsed, printed and built, and bytes that say which calls to make.
 
-#![no_main]
-
 use std::path::Path;
 use std::sync::LazyLock;
 
+use crate::World;
 use libfuzzer_sys::arbitrary::Unstructured;
-use libfuzzer_sys::fuzz_target;
 use millpond::DriverHandle;
 use millpond::stack::{LayerSpec, StackSpec};
-use millpond_fuzz::World;
 use tempfile::TempDir;
 
 /// The files of stacks are in this folder.
@@ -43,7 +40,7 @@ fn remove_files(folder: &Path) {
     }
 }
 
-fuzz_target!(|bytes: &[u8]| {
+pub(super) fn run(bytes: &[u8]) {
     let end = bytes.iter().position(|byte| *byte == b'\n').unwrap_or(bytes.len());
     let (text, calls) = bytes.split_at(end);
     let Ok(Ok(spec)) = str::from_utf8(text).map(str::parse::<StackSpec>) else { return };
@@ -63,4 +60,4 @@ fuzz_target!(|bytes: &[u8]| {
     if files(&spec.all_layers()) > 0 {
         remove_files(FOLDER.path());
     }
-});
+}

@@ -1,8 +1,6 @@
 //! The socket of a watched program. A program that is watched gets the bytes as a request, and answers the
 //! next request as ever. `top` gets the bytes as the answer of a program.
 
-#![no_main]
-
 use std::ffi::OsString;
 use std::io::{Read, Write};
 use std::net::Shutdown;
@@ -11,7 +9,6 @@ use std::path::PathBuf;
 use std::sync::LazyLock;
 use std::{io, process, thread};
 
-use libfuzzer_sys::fuzz_target;
 use millpond::stack::StackSpec;
 use millpond::{AnyResource, DeviceMemoryResourceExt, DriverHandle, StreamRef};
 use millpond_driver::sim::{SimConfig, SimDevice};
@@ -77,9 +74,9 @@ fn show(programs: &Programs, format: u8, bytes: &[u8]) {
     });
 }
 
-fuzz_target!(|bytes: &[u8]| {
+pub(super) fn run(bytes: &[u8]) {
     let Some((first, bytes)) = bytes.split_first() else { return };
     let programs = &*PROGRAMS;
     request(programs, *first, bytes);
     show(programs, *first, bytes);
-});
+}

@@ -1,11 +1,8 @@
 //! Budgets of `gate`.
 
-#![no_main]
-
-use libfuzzer_sys::fuzz_target;
-
 use millpond_snapshot::gate::Budget;
 
-fuzz_target!(|text: &str| {
+pub(super) fn run(bytes: &[u8]) {
+    let Ok(text) = str::from_utf8(bytes) else { return };
     let _ = text.parse::<Budget>();
-});
+}

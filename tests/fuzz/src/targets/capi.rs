@@ -2,14 +2,11 @@
 //! ones, null pointers, wrong numbers and texts, streams that were destroyed, and blocks that were freed. The
 //! calls keep the rules of the interface that no check can replace: handles are live, and host memory exists.
 
-#![no_main]
-
 use std::ffi::{CStr, CString, c_char, c_void};
 use std::ptr::{null, null_mut};
 use std::sync::LazyLock;
 
 use libfuzzer_sys::arbitrary::{Result, Unstructured};
-use libfuzzer_sys::fuzz_target;
 use millpond::DeviceId;
 use millpond::driver::sim::{SimDevice, ViolationKind};
 use millpond_c::device::*;
@@ -529,7 +526,7 @@ impl Program {
     }
 }
 
-fuzz_target!(|bytes: &[u8]| {
+pub(super) fn run(bytes: &[u8]) {
     let mut bytes = Unstructured::new(bytes);
     LazyLock::force(&OF_MALLOC);
     let (device, mut manager) = (device(), null_mut());
@@ -553,4 +550,4 @@ fuzz_target!(|bytes: &[u8]| {
         }
     }
     program.end(device, manager);
-});
+}

@@ -1,7 +1,0 @@
-//! Traces of torch.profiler.
-
-#![no_main]
-
-use libfuzzer_sys::fuzz_target;
-
-fuzz_target!(|bytes: &[u8]| millpond_fuzz::import(b"{\"traceEvents\":", bytes));
