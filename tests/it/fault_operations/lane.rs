@@ -66,8 +66,8 @@ fn kinds() -> Vec<FaultKind> {
 }
 
 impl Lane {
-    /// Runs all operations that have the devices that they need, and returns their outcomes in the order of the list. In the
-    /// process of one operation, runs that one and returns nothing.
+    /// Runs all operations that have the devices that they need, and returns their outcomes in the order of
+    /// the list. In the process of one operation, runs that one and returns nothing.
     ///
     /// `MILLPOND_FAULTS_SECONDS` limits the time in which new operations begin; `MILLPOND_FAULTS_JOBS` is the
     /// number of processes at a time.
