@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
-# Proves the rule of stream order for any number of streams, blocks, threads and epochs, and compares the
-# proof's formulas with the model in Rust: docs/design/stream-order.md. Needs Python 3.11 and a package index.
+# Proves the rules of stream order for any number of streams, blocks, threads and epochs, and compares the
+# proof's formulas with the models in Rust: docs/design/stream-order.md. Needs Python 3.11 and a package
+# index.
 #
 #     scripts/proof.sh [--each] [--full] [STEPS]
 #
-# STEPS is the file that a run of the tests wrote because MILLPOND_MODEL_STEPS named it. Without it, this
-# script runs the test that writes it. scripts/proof/prove.py explains the options.
+# A run of the tests writes STEPS.pool and STEPS.clients if MILLPOND_MODEL_STEPS names STEPS. Without this
+# argument, the script runs the tests that write them. scripts/proof/prove.py explains the options.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 target=${CARGO_TARGET_DIR:-$PWD/target}
@@ -28,7 +29,12 @@ fi
 steps=${1:-$target/model-steps}
 if [[ $# == 0 ]]; then
     MILLPOND_MODEL_STEPS=$steps \
-        cargo test --quiet --locked -p millpond-resources --lib stream_order::checker::dump
+        cargo test --quiet --locked -p millpond-resources --lib all_actions_are_possible
 fi
-"$python" -B scripts/proof/compare.py "$steps"
+for model in pool clients; do
+    "$python" -B scripts/proof/compare.py "$model" "$steps.$model"
+done
+if [[ " ${options[*]} " == *" --full "* ]]; then
+    "$python" -B scripts/proof/traces.py | cmp - resources/src/capture_scopes/traces.txt
+fi
 "$python" -B scripts/proof/prove.py "${options[@]}"

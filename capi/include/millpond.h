@@ -1267,6 +1267,14 @@ void millpond_deferral_free(millpond_deferral *deferral);
 /// Requires: `device` is a handle from this library.
 millpond_status millpond_device_wait(const millpond_device *device);
 
+/// Waits for all work that was submitted to the stream, like `millpond_stream_synchronize`, without
+/// ending a capture. If the stream captures a graph, the call waits for the device instead. This
+/// completes all work from before the capture; captured work does not run yet.
+///
+/// Requires: `device` is a handle from this library; the stream is alive.
+millpond_status millpond_stream_synchronize_beside_captures(const millpond_device *device,
+                                                            void *stream);
+
 /// Writes the identity of a stream, by which `millpond_stream_follow_if_alive` recognises the
 /// stream later.
 ///
@@ -1274,10 +1282,10 @@ millpond_status millpond_device_wait(const millpond_device *device);
 millpond_status millpond_stream_id(const millpond_device *device, void *stream, uint64_t *id);
 
 /// Makes later work of `stream` wait for the work submitted to `other`, like
-/// `millpond_stream_wait`. If the driver refuses, the host waits for `other`. If only one of the
-/// two streams captures a graph, or they belong to different captures, the host waits for the
-/// device. This completes all work from before the capture; captured work does not run yet. The
-/// call ends no capture.
+/// `millpond_stream_wait`. If the driver refuses, the host waits for `other`. If one of the two
+/// streams captures a graph, the host waits for the device. This completes all work from before the
+/// capture; captured work does not run yet. If both streams belong to one capture, the graph also
+/// gets the order. The call ends no capture.
 ///
 /// Requires: `device` is a handle from this library; both streams are alive.
 millpond_status millpond_stream_follow(const millpond_device *device, void *stream, void *other);

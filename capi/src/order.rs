@@ -77,6 +77,26 @@ pub unsafe extern "C" fn millpond_device_wait(device: *const Device) -> Status {
     with_device(device, wait_for_device)
 }
 
+/// Waits for all work that was submitted to the stream, like `millpond_stream_synchronize`, without ending a
+/// capture. If the stream captures a graph, the call waits for the device instead. This completes all work
+/// from before the capture; captured work does not run yet.
+///
+/// # Safety
+/// `device` is a handle from this library; the stream is alive.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn millpond_stream_synchronize_beside_captures(
+    device: *const Device,
+    stream: *mut c_void,
+) -> Status {
+    with_device(device, |driver| {
+        let stream = stream_of(driver, stream)?;
+        if captures(driver, stream) {
+            return wait_for_device(driver);
+        }
+        call(&**driver, |driver| driver.stream_synchronize(stream))
+    })
+}
+
 /// Writes the identity of a stream, by which `millpond_stream_follow_if_alive` recognises the stream later.
 ///
 /// # Safety
@@ -92,9 +112,9 @@ pub unsafe extern "C" fn millpond_stream_id(
 }
 
 /// Makes later work of `stream` wait for the work submitted to `other`, like `millpond_stream_wait`. If the
-/// driver refuses, the host waits for `other`. If only one of the two streams captures a graph, or they
-/// belong to different captures, the host waits for the device. This completes all work from before the
-/// capture; captured work does not run yet. The call ends no capture.
+/// driver refuses, the host waits for `other`. If one of the two streams captures a graph, the host waits for
+/// the device. This completes all work from before the capture; captured work does not run yet. If both
+/// streams belong to one capture, the graph also gets the order. The call ends no capture.
 ///
 /// # Safety
 /// `device` is a handle from this library; both streams are alive.
@@ -117,7 +137,10 @@ pub unsafe extern "C" fn millpond_stream_follow(
             (Ok(None), Ok(None)) => order(driver, stream, other)
                 .or_else(|_| call(&**driver, |driver| driver.stream_synchronize(other)))
                 .or_else(|_| wait_for_device(driver)),
-            (Ok(one), Ok(two)) if one == two => order(driver, stream, other),
+            // The graph's order says nothing about work before and after the capture.
+            (Ok(one), Ok(two)) if one == two => {
+                order(driver, stream, other).and_then(|()| wait_for_device(driver))
+            }
             // This also covers a legacy default stream while a blocking stream captures.
             _ => wait_for_device(driver),
         }

@@ -133,6 +133,7 @@ functions! {
     stream_follow: fn(Raw, Raw, Raw) -> i32;
     stream_follow_if_alive: fn(Raw, Raw, Raw, u64) -> i32;
     device_wait: fn(Raw) -> i32;
+    stream_synchronize_beside_captures: fn(Raw, Raw) -> i32;
     oracle_device: fn(u64, u64, *mut Raw) -> i32;
     oracle_watch: fn(Raw, *mut Raw) -> i32;
     oracle_capture: fn(Raw, Raw, bool) -> i32;

@@ -302,6 +302,12 @@ impl Block {
         };
         let (own, other) = (root.own_stream(), stream_here(without_provenance_mut(raw), thread));
         if is_same(own, other) {
+            // On a third thread, the legacy default stream stands for the streams of two threads. They do not
+            // wait for each other.
+            let are_two = root.thread.is_some() && thread.is_some() && root.thread != thread;
+            if are_two && !makes(Mistake::Third) && root.wait_for_device().is_err() {
+                root.use_anywhere();
+            }
             return;
         }
         let followed = root.device().and_then(|device| {
@@ -324,11 +330,11 @@ impl Block {
         self.root().own_stream().addr().max(1)
     }
 
-    /// Waits on the host until the work that uses the block is done.
+    /// Waits on the host until the work that uses the block is done. Ends no capture.
     pub(crate) fn wait(&self) -> Result<(), Failure> {
         let root = self.root();
         // SAFETY: the device's handle and the stream are live.
-        check(unsafe { (api().stream_synchronize)(root.device()?.0, root.own_stream()) })
+        check(unsafe { (api().stream_synchronize_beside_captures)(root.device()?.0, root.own_stream()) })
     }
 
     pub(crate) fn wait_for_device(&self) -> Result<(), Failure> {
@@ -366,7 +372,11 @@ impl Block {
                 if !self.is_over() {
                     return false;
                 }
-                let _ = self.wait();
+                // A lost device runs no more work.
+                let is_done = || self.wait().map_or_else(|failure| failure.is_lost(), |()| true);
+                if !makes(Mistake::Foreign) && !is_done() {
+                    return false;
+                }
             }
             Source::Foreign { .. } => {}
         }

@@ -27,6 +27,10 @@ pub(crate) enum Mistake {
     Thread = 32,
     /// Every wait for the device fails, as during a graph capture.
     Wait = 64,
+    /// The per-thread default streams of two threads count as one on a third thread.
+    Third = 128,
+    /// Memory of another library ends without a wait for its work.
+    Foreign = 256,
 }
 
 static MADE: AtomicU32 = AtomicU32::new(0);

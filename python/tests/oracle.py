@@ -13,7 +13,7 @@ import millpond
 from millpond import _LIBRARY, DeviceBuffer, Stream, _native, mr
 
 # The argument of `_native._oracle_mistakes`.
-BEFORE, AFTER, SOURCE, EXPORT, UNKNOWN, THREAD, WAIT = (1 << bit for bit in range(7))
+BEFORE, AFTER, SOURCE, EXPORT, UNKNOWN, THREAD, WAIT, THIRD, FOREIGN = (1 << bit for bit in range(9))
 
 
 class Watched(mr.DeviceMemoryResource):

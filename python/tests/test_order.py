@@ -375,6 +375,62 @@ def test_a_copy_beside_a_capture_of_its_sources_stream_is_done_when_the_call_ret
 
 
 @pytest.mark.parametrize("seed", range(1, 6))
+def test_a_consumer_that_took_an_export_in_a_capture_may_go_on_after_it(seed):
+    """Once, the consumer waited for the block's stream only inside the graph."""
+    device, resource = watched(seed=seed)
+    library = oracle.Library(device)
+    own, other = Stream(device=device, flags=1), Stream(device=device, flags=1)
+    earlier = DeviceBuffer(size=5000, stream=own, mr=resource)
+    for value in range(30):
+        earlier.fill(value)
+    del earlier
+    buffer = DeviceBuffer(size=5000, stream=own, mr=resource)
+    _native._oracle_capture(device, own, True)
+    library.wait(other.ptr, own.ptr)
+    taken = oracle.Taken(buffer.__dlpack__(stream=other.ptr), with_gil=True)
+    library.wait(own.ptr, other.ptr)
+    _native._oracle_capture(device, own, False)
+    library.fill(taken.ptr, 1, 5000, other.ptr)
+    taken.end()
+    assert _native._oracle_violations(device) == ""
+
+
+@pytest.mark.parametrize("seed", range(1, 6))
+def test_an_export_between_two_threads_streams_ends_in_order_on_a_third_thread(seed):
+    """Once, the legacy default stream stood for both, and neither waited for the other."""
+    device, resource = watched(seed=seed)
+    library, one, two = oracle.Library(device), oracle.Worker(), oracle.Worker()
+    own = millpond.PER_THREAD_DEFAULT_STREAM
+    buffers = [one(lambda: DeviceBuffer(size=5000, stream=own, mr=resource))]
+    taken = two(lambda: oracle.Taken(buffers[0].__dlpack__(stream=2), with_gil=True))
+    two(lambda: [library.fill(taken.ptr, value, 5000, 2) for value in range(30)])
+    taken.end()
+    one(buffers.clear)
+    one(lambda: DeviceBuffer(size=5000, stream=own, mr=resource).fill(99))
+    for worker in (one, two):
+        worker.todo.put(None)
+    assert _native._oracle_violations(device) == ""
+
+
+@pytest.mark.parametrize("seed", range(1, 6))
+def test_memory_of_another_library_ends_after_the_work_here_beside_a_capture(seed):
+    """Once, the wait ended the capture, and the memory went back before the work was done."""
+    device, resource = watched(seed=seed)
+    library = oracle.Library(device)
+    stream, witness = Stream(device=device, flags=1), Stream(device=device, flags=1)
+    foreign = Foreign(DeviceBuffer(size=5000, mr=resource), witness)
+    imported = millpond.from_dlpack(foreign, stream)
+    for value in range(30):
+        imported.fill(value)
+    library.wait(witness.ptr, stream.ptr)
+    _native._oracle_capture(device, stream, True)
+    del imported
+    _native._oracle_capture(device, stream, False)
+    assert foreign.was_done == [True]
+    assert _native._oracle_violations(device) == ""
+
+
+@pytest.mark.parametrize("seed", range(1, 6))
 def test_the_end_of_an_export_leaves_a_capture_of_the_blocks_stream_alone(seed):
     device, resource = watched(seed=seed)
     own, other = Stream(device=device, flags=1), Stream(device=device, flags=1)

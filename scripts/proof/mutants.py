@@ -1,8 +1,8 @@
 """Changes the proof's formulas in one place at a time, and prints the changes that compare.py does not see.
 
-    scripts/proof/mutants.py STEPS
+    scripts/proof/mutants.py MODEL STEPS
 
-STEPS is as for compare.py. The changes are in steps and parts that the model in Rust has, too.
+The arguments are as for compare.py. The changes are in steps and parts that the model in Rust has, too.
 """
 
 import re
@@ -28,21 +28,23 @@ CHANGES = [
 
 
 def main():
-    if len(sys.argv) != 2:
+    if len(sys.argv) != 3:
         sys.exit(__doc__)
     folder = Path(__file__).parent
-    text = (folder / "model.py").read_text()
-    join = range(text.index("def join("), text.index("# Each step, with"))
-    places = range(text.index("# The steps."), len(text))
+    model = f"{sys.argv[1]}.py"
+    text = (folder / model).read_text()
+    join = range(text.index("def join("), text.index("# Each step, with")) if "def join(" in text else ()
+    begin = "# The truth." if "# The truth." in text else "# The steps."
+    places = range(text.index(begin), len(text))
     found = [(it.span(), new) for old, new in CHANGES for it in re.finditer(old, text)]
     changes = [(span, new) for span, new in sorted(found) if span[0] in places and span[0] not in join]
     missed = 0
     with tempfile.TemporaryDirectory() as copy:
-        for name in ("compare.py", "values.py"):
-            shutil.copy(folder / name, copy)
+        for file in folder.glob("*.py"):
+            shutil.copy(file, copy)
         for (begin, end), new in changes:
-            (Path(copy) / "model.py").write_text(text[:begin] + new + text[end:])
-            command = [sys.executable, "-B", f"{copy}/compare.py", sys.argv[1]]
+            (Path(copy) / model).write_text(text[:begin] + new + text[end:])
+            command = [sys.executable, "-B", f"{copy}/compare.py", *sys.argv[1:]]
             if subprocess.run(command, capture_output=True).returncode == 0:
                 missed += 1
                 line = text.count("\n", 0, begin)

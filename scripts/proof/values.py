@@ -2,17 +2,19 @@
 
 import itertools
 
-from model import Call, Place, Stage, State
+from formulas import State
 
 
 class Values:
     """The logic of states of a size. An epoch is at most `latest`."""
 
-    def __init__(self, sizes, latest):
+    def __init__(self, model, sizes, latest):
         self.sizes = sizes
         self.latest = latest
-        for kind in (Place, Call, Stage):
+        for kind in model.ENUMS:
             self.__dict__.update((it.name, it.name) for it in kind)
+        # A constant is the first of its sort.
+        self.__dict__.update((name, 0) for name in model.CONSTANTS)
 
     @staticmethod
     def no(it):

@@ -230,7 +230,7 @@ impl<R: DeviceMemoryResource> Inner<R> {
     }
 
     /// Asks the driver whether the work is done that blocks of the scope wait for.
-    fn collect(&self, scope: &Scope) {
+    pub(super) fn collect(&self, scope: &Scope) {
         let mut queries = scope.memory.lock().begin_queries();
         if queries.is_empty() {
             return;
@@ -242,7 +242,7 @@ impl<R: DeviceMemoryResource> Inner<R> {
     }
 
     /// Waits for the device, and so for all work that blocks of the scope wait for.
-    fn wait_and_collect(&self, scope: &Scope) {
+    pub(super) fn wait_and_collect(&self, scope: &Scope) {
         let wait = scope.memory.lock().begin_device_wait();
         if self.ask(|driver| driver.synchronize_beside_captures()) == Ok(true) {
             self.settle(scope, |memory| memory.end_device_wait(&wait));

@@ -1,6 +1,9 @@
 //! The memory of one scope: spans from upstream, their blocks, and who may take a free block. This module
 //! decides, and makes no calls: the layer calls the driver without the scope's lock.
 
+#[cfg(test)]
+mod belief;
+
 use millpond_core::driver::Event;
 use millpond_core::misuse::MisuseKind;
 use millpond_core::{

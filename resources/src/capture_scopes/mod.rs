@@ -9,6 +9,8 @@ mod layer;
 mod memory;
 mod parked;
 mod scope;
+#[cfg(test)]
+mod tie;
 
 use std::fmt::{self, Display};
 use std::sync::Arc;

@@ -100,6 +100,12 @@ impl Parking {
         self.blocks.extract_if(.., |block| block.waits.is_empty()).collect()
     }
 
+    /// Returns the parked blocks, with what each waits for.
+    #[cfg(test)]
+    pub(super) fn all(&self) -> impl Iterator<Item = (&Parked, &[Wait])> {
+        self.blocks.iter().map(|block| (block, &*block.waits))
+    }
+
     /// Removes all blocks.
     pub(super) fn take_all(&mut self) -> Vec<Parked> {
         std::mem::take(&mut self.blocks)

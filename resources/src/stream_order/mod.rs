@@ -8,6 +8,8 @@
 pub(crate) mod backlog;
 #[cfg(all(test, not(millpond_loom)))]
 pub(crate) mod checker;
+#[cfg(all(test, not(millpond_loom)))]
+mod clients;
 mod reuse;
 pub(crate) mod streams;
 

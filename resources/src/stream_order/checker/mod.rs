@@ -1,9 +1,10 @@
 //! The checker: visits every state of a small model of stream order.
 
-mod dump;
+pub(crate) mod dump;
 pub(crate) mod explore;
 #[path = "../model/mod.rs"]
 pub(crate) mod model;
+mod of_pool;
 mod shape;
 mod tests;
 

@@ -3,7 +3,7 @@
 use millpond_testkit::size::is_thorough;
 
 use super::explore::{Visited, explore};
-use super::model::{Id, Mistake, Scale};
+use super::model::{Id, Mistake, Scale, State};
 use super::*;
 
 const fn scale(streams: Id, blocks: Id, threads: Id, epochs: Epoch) -> Scale {
@@ -11,7 +11,7 @@ const fn scale(streams: Id, blocks: Id, threads: Id, epochs: Epoch) -> Scale {
 }
 
 fn visit(scale: Scale) {
-    let Visited { states, steps, broken } = explore(scale, None, |_, _, _| {});
+    let Visited { states, steps, broken } = explore::<State>(scale, None);
     println!("{scale:?}: {states} states, {steps} steps");
     assert!(broken.is_none(), "{}", broken.unwrap_or_default());
 }
@@ -29,7 +29,7 @@ fn no_state_breaks_the_rule() {
 }
 
 fn finds(mistake: Mistake, scale: Scale) {
-    let Visited { states, broken, .. } = explore(scale, Some(mistake), |_, _, _| {});
+    let Visited { states, broken, .. } = explore::<State>(scale, Some(mistake));
     let story = broken.unwrap_or_else(|| panic!("{mistake:?} is not found in {states} states"));
     println!("{mistake:?}, {scale:?}, {states} states: {}", story.lines().next().unwrap_or_default());
 }

@@ -174,11 +174,6 @@ fn holds(block: &Block, thread: Id) -> bool {
 }
 
 impl State {
-    /// Returns the first part of the invariant that is broken.
-    pub(crate) fn broken(&self) -> Option<&'static str> {
-        self.broken_parts().next()
-    }
-
     /// Returns each part of the invariant that is broken. Each begins with its number.
     pub(crate) fn broken_parts(&self) -> impl Iterator<Item = &'static str> {
         PARTS.iter().filter(|(_, has)| !has(self)).map(|(part, _)| *part)

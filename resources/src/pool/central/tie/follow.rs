@@ -127,7 +127,7 @@ impl Follower {
             None => self.fail("the model refuses the last step".to_owned()),
             Some(next) => *self.model = next,
         }
-        if let Some(why) = self.model.breaks_rule(SCALE).or_else(|| self.model.broken()) {
+        if let Some(why) = self.model.breaks_rule(SCALE).or_else(|| self.model.broken_parts().next()) {
             self.fail(why.to_owned());
         }
     }

@@ -8,9 +8,16 @@ order of the steps follow `step.rs`, which explains them; the parts of the invar
 
 from enum import Enum
 
+from formulas import put
+
 Place = Enum("Place", ["live", "freeing", "free", "unowned"])
 Call = Enum("Call", ["idle", "record", "event", "device"])
 Stage = Enum("Stage", ["picked", "reached", "waits"])
+ENUMS = (Place, Call, Stage)
+# No stream, block or thread has a name of its own.
+CONSTANTS = {}
+# z3 shows states with this many blocks.
+BLOCKS = 1
 
 # A state's fields: what each is indexed by, and what it holds. A field is a function.
 FIELDS = {
@@ -42,22 +49,6 @@ FIELDS = {
     "stage": (("thread",), "stage"),
     "waiter": (("thread",), "stream"),
 }
-
-
-class State:
-    """A state: a function for each field."""
-
-    def __init__(self, **fields):
-        self.__dict__.update(fields)
-
-    def but(self, **changed):
-        """Returns the state with other functions for some fields."""
-        return State(**{**self.__dict__, **changed})
-
-
-def put(logic, field, key, to):
-    """Returns the field with another value at one place."""
-    return lambda at: logic.ite(at == key, to, field(at))
 
 
 def largest(logic, a, b):
