@@ -17,12 +17,12 @@ itself, as MC/DC wants.
 
 `run` runs the test programs in DIR (target/mutants) for each change until a test fails or a program does not
 end. A program is a crate's unit tests (the slow ones apart), one module of an `it`, such as
-resources::crowds, another test binary, or one file of Python's tests, such as python::test_order. With --gpu, the driver's tests
-of a GPU run, too. First each program runs without a change, and the tests that fail then are skipped. If a
-test fails with a change, it runs three times without the change; if it fails then, the program has no
-verdict. A run that was stopped continues with the programs that are left. `run` needs only Python and DIR, so
-it can run on another machine, if DIR has the same path there. Remove DIR/baseline.json if you copy it from
-another machine.
+resources::crowds, another test binary, or one file of Python's tests, such as python::test_order. With
+--gpu, the driver's tests of a GPU run, too. First each program runs without a change, and the tests that fail
+then are skipped. If a test fails with a change, it runs three times without the change; if it fails then, the
+program has no verdict. A run that was stopped continues with the programs that are left. `run` needs only
+Python and DIR, so it can run on another machine, if DIR has the same path there. Remove DIR/baseline.json if
+you copy it from another machine.
 """
 
 import argparse

@@ -179,13 +179,13 @@ pub unsafe extern "C" fn cuMemPoolImportPointer(ptr: *mut u64, pool: u64, data: 
 
 /// The descriptor of physical memory is its handle plus 0x1000.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuMemExportToShareableHandle(fd: *mut i32, handle: u64, _kind: u32, _flags: u64) -> i32 {
+pub unsafe extern "C" fn cuMemExportToShareableHandle(fd: *mut i32, handle: u64, _: u32, _: u64) -> i32 {
     unsafe { *fd = handle as i32 + 0x1000 };
     0
 }
 
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuMemImportFromShareableHandle(handle: *mut u64, fd: *const c_void, _kind: u32) -> i32 {
+pub unsafe extern "C" fn cuMemImportFromShareableHandle(handle: *mut u64, fd: *const c_void, _: u32) -> i32 {
     unsafe { *handle = fd.addr() as u64 - 0x1000 };
     0
 }

@@ -111,3 +111,21 @@ impl Parking {
         std::mem::take(&mut self.blocks)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A scope that ends gets back the blocks that still wait, too.
+    #[test]
+    fn all_blocks_are_taken_whether_they_wait_or_not() {
+        let mut parking = Parking::default();
+        for (chunk, waits) in [(1, vec![Wait::Device]), (2, vec![Wait::Fence(7)]), (3, vec![])] {
+            parking.park(chunk, waits, None);
+        }
+        let chunks = |blocks: Vec<Parked>| blocks.into_iter().map(|block| block.chunk).collect::<Vec<_>>();
+        assert_eq!(chunks(parking.take_ready()), [3]);
+        assert_eq!(chunks(parking.take_all()), [1, 2]);
+        assert_eq!(chunks(parking.take_all()), []);
+    }
+}
