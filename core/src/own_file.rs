@@ -7,6 +7,8 @@ use std::path::Path;
 /// Removes the file or the empty folder at `path` if it still is the one that `own` describes, and returns
 /// whether it was removed. A link at `path` is not followed.
 ///
+/// The comparison and the removal are two calls: a file that gets the name between them is removed.
+///
 /// Keep the file open until then: the system may give the number of a deleted file to the next one. Only Unix
 /// tells the number of a file, so other systems remove nothing.
 ///

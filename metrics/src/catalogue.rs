@@ -161,8 +161,8 @@ pub(crate) const CATALOGUE: &[Metric] = &[
         "millpond.failures",
         Counter,
         "{request}",
-        "Requests of the program that failed; memory: a resource had none; limit: a layer `limiting` \
-         refused; budget: a budget refused",
+        "Requests that failed in a registered stack, also if it is a part of another one; memory: a resource \
+         had none; limit: a layer `limiting` refused; budget: a budget refused",
         Source::Failures,
     ),
     new(

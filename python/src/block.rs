@@ -330,8 +330,16 @@ impl Block {
         self.root().own_stream().addr().max(1)
     }
 
-    /// Waits on the host until the work that uses the block is done. Ends no capture.
+    /// Waits on the host until the work that uses the block is done. Fails while the stream captures.
     pub(crate) fn wait(&self) -> Result<(), Failure> {
+        let root = self.root();
+        // SAFETY: the device's handle and the stream are live.
+        check(unsafe { (api().stream_synchronize)(root.device()?.0, root.own_stream()) })
+    }
+
+    /// Waits on the host for the work that uses the block, except captured work, which has not run yet. Ends
+    /// no capture.
+    fn wait_beside_captures(&self) -> Result<(), Failure> {
         let root = self.root();
         // SAFETY: the device's handle and the stream are live.
         check(unsafe { (api().stream_synchronize_beside_captures)(root.device()?.0, root.own_stream()) })
@@ -373,7 +381,8 @@ impl Block {
                     return false;
                 }
                 // A lost device runs no more work.
-                let is_done = || self.wait().map_or_else(|failure| failure.is_lost(), |()| true);
+                let is_done =
+                    || self.wait_beside_captures().map_or_else(|failure| failure.is_lost(), |()| true);
                 if !makes(Mistake::Foreign) && !is_done() {
                     return false;
                 }

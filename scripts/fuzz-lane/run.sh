@@ -73,11 +73,11 @@ done
 wait
 tar -C "$work/merged" -c . | xz -6 >"$out/corpora.tar.xz"
 
-# On a busy machine, an input may only have waited. So each slow input runs again, alone.
+# On a busy machine, an input may only have waited. So each input that took too long runs again, alone.
 mkdir -p "$out/slow"
-for input in "$out"/failed/*-{timeout,slow-unit}-*; do
+for input in "$out"/failed/*-timeout-*; do
     if [[ ! -e $input ]]; then continue; fi
-    target=${input##*/} target=${target%-timeout-*} target=${target%-slow-unit-*}
+    target=${input##*/} target=${target%-timeout-*}
     # shellcheck disable=SC2046
     if MILLPOND_FUZZ=$target ./fuzz $(flags_of "$target") "$input" >>"$out/logs/slow" 2>&1 </dev/null; then
         mv "$input" "$out/slow/"

@@ -7,6 +7,7 @@
 
 use std::collections::BTreeSet;
 use std::ffi::{c_int, c_void};
+use std::io::Write;
 
 use millpond_core::DriverError;
 use parking_lot::Mutex;
@@ -18,7 +19,10 @@ use crate::table::Symbol;
 fn refuse(name: &'static str) -> c_int {
     static SAID: Mutex<BTreeSet<&'static str>> = Mutex::new(BTreeSet::new());
     if SAID.lock().insert(name) {
-        eprintln!("millpond: a simulated device has no {name}; the call returns CUDA_ERROR_NOT_SUPPORTED");
+        // A program may have closed its standard error.
+        let text =
+            format!("millpond: a simulated device has no {name}; the call returns CUDA_ERROR_NOT_SUPPORTED");
+        drop(writeln!(std::io::stderr(), "{text}"));
     }
     let refused = Err(refusal(DriverError::NOT_SUPPORTED));
     if name.starts_with("cuda") { Runtime::code(refused) } else { Driving::code(refused) }

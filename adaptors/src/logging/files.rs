@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
 use millpond_core::Result;
+use millpond_core::process::Origin;
 use millpond_core::stack::{AtEnd, FilePlace};
 use parking_lot::{Condvar, Mutex};
 
@@ -37,14 +38,20 @@ struct Known {
 
 /// An entry in the table. Dropping it lets other adaptors truncate and write the file.
 #[derive(Debug)]
-struct Entry(u64);
+struct Entry {
+    number: u64,
+    process: Origin,
+}
 
 impl OpenFile for Entry {}
 
 impl Drop for Entry {
     fn drop(&mut self) {
-        KNOWN.lock().retain(|known| known.number != self.0);
-        ENDED.notify_all();
+        // Another thread may have held the lock when this process was forked.
+        if !self.process.is_elsewhere() {
+            KNOWN.lock().retain(|known| known.number != self.number);
+            ENDED.notify_all();
+        }
     }
 }
 
@@ -109,7 +116,7 @@ pub(super) fn journal(path: &Path, settings: &Settings) -> Result<(Arc<Journal>,
             continue;
         }
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
-        journal.is_of(Box::new(Entry(number)));
+        journal.is_of(Box::new(Entry { number, process: Origin::here() }));
         let (weak, place) = (Arc::downgrade(&journal), place.clone());
         table.push(Known { number, place, journal: weak, file: Arc::downgrade(&file) });
         drop(table);

@@ -115,12 +115,12 @@ impl Opened {
             Err(error) => return Err(error),
         };
         let is_regular = file.metadata()?.is_file();
+        let to_empty = if is_regular { Some(to_empty(&file, path)?) } else { None };
         if is_regular {
             // If another process has locked the file meanwhile, the file is the log of that process, and
             // stays.
             lock(&file).inspect_err(|_| made.file = None)?;
         }
-        let to_empty = if is_regular { Some(to_empty(&file, path)?) } else { None };
         Ok(Self { made, to_empty, file: Locked { file, is_regular, process: std::process::id() } })
     }
 }

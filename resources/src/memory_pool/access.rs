@@ -1,6 +1,6 @@
 //! The access of devices and of the host to a pool's memory.
 
-use millpond_core::driver::{AccessFlags, AccessLocation, Driver, call};
+use millpond_core::driver::{AccessFlags, AccessLocation, Driver, MemoryKind, call};
 use millpond_core::{DevicePtr, DriverError, Error, Result};
 
 use super::MemoryPool;
@@ -75,6 +75,10 @@ pub fn explain_access(error: Error, driver: &dyn Driver, addresses: &[DevicePtr]
     let is_closed = |address: &DevicePtr| {
         call(driver, |driver| {
             let Some(pool) = driver.pointer_mem_pool(*address)? else { return Ok(false) };
+            // Managed memory works without access.
+            if driver.pointer_kind(*address)? == MemoryKind::Managed {
+                return Ok(false);
+            }
             Ok(driver.mem_pool_get_access(pool, device.into())? == AccessFlags::None)
         })
         .unwrap_or(false)

@@ -64,6 +64,10 @@ impl MemoryPool {
     /// not return from the pool's next export. So the refusal is remembered, and one thread exports at a
     /// time: the others learn of its refusal before they call.
     fn export<T>(&self, export: impl FnOnce(&dyn Driver) -> DriverResult<T>) -> Result<T> {
+        // Another thread may have held the lock when this process was forked.
+        if self.driver().health().is_lost() {
+            return self.call(export);
+        }
         let is_refused = self.inner().is_export_refused.lock();
         if is_refused.get() {
             let error = DriverError::new(DriverError::NOT_PERMITTED, "cuMemPoolExportToShareableHandle");

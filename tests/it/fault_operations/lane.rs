@@ -151,7 +151,7 @@ impl Lane {
             Some(runs) => outcome.runs = runs.parse().expect("it is a number"),
             None => outcome.failed.push(ended_early(&text, status)),
         }
-        if outcome.runs == 1 && outcome.failed[0].contains("without faults: ") {
+        if outcome.runs == 1 && outcome.failed.first().is_some_and(|it| it.contains("without faults: ")) {
             outcome.left_out = outcome.failed.pop();
         }
         outcome
