@@ -101,6 +101,23 @@ capi/install.sh "$target_dir/thrust" "${CARGO_TARGET_DIR:-target}/release/libmil
 strip "$target_dir"/thrust/lib/libmillpond.so.*.*.*
 cp capi/examples/thrust.cu "$target_dir/thrust/"
 
+echo "== building the examples of the integrations"
+mkdir "$target_dir/integrations"
+for example in cuda-core/foreign openvm/openvm allocator-api2/map_and_vector; do
+    (
+        cd "integrations/${example%/*}"
+        source ../toolkit.sh
+        toolkit simulate >&2
+        CARGO_TARGET_DIR=${CARGO_TARGET_DIR:-$repository/target} cargo build --locked \
+            --example "${example#*/}" --message-format=json
+    ) | executables false >"$target_dir/built"
+    while read -r package _name path; do
+        strip -o "$target_dir/integrations/$package" "$path"
+    done <"$target_dir/built"
+    rm "$target_dir/built"
+done
+[[ $(find "$target_dir/integrations" -type f | wc -l) == 3 ]] || { echo "an example is missing" >&2; exit 1; }
+
 cp scripts/gpu-lane/run.sh "$target_dir/run.sh"
 chmod +x "$target_dir/run.sh"
 find "$logs" -maxdepth 1 -type f \( -name '*.csv' -o -name '*.csv.gz' -o -name '*.csv.zst' \) \

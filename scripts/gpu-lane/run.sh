@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Runs on a GPU the files that build.sh gathered next to this script.
 #
-#   ./run.sh [tests|soak|faults|sanitizer|checked|tools|replay|plan|numba|thrust|all]...
+#   ./run.sh [tests|soak|faults|sanitizer|checked|tools|replay|plan|numba|thrust|integrations|all]...
 #
 #   tests      every test that needs a GPU, except the soak and the faults
 #   soak       the soak, in which kernels write and check tags: 10^6 operations on each stack; and its canary
@@ -13,6 +13,7 @@
 #   plan       the logs through the pool with and without a plan: 20 passes, then with kernels running
 #   numba      numba-cuda's own tests of memory, over millpond's plug-in and, with CuPy, over CuPy's pool
 #   thrust     the example of Thrust, with each kind of default stream; needs nvcc
+#   integrations  the examples of the packages for cuda-core, OpenVM and allocator-api2
 #
 # A step that fails or hangs does not stop the others; the exit code is 0 if every step passed. Output goes to
 # the folder $OUT (gpu-out by default): gpu.log, summary.tsv and the replays' tables and JSON. Environment:
@@ -202,6 +203,16 @@ thrust() {
     done
 }
 
+# The examples find CUDA's runtime library next to nvcc.
+integrations() {
+    local example libraries=/usr/local/cuda/lib64
+    for example in integrations/*; do
+        attempt "example of $(basename "$example")" \
+            env LD_LIBRARY_PATH="$libraries:${LD_LIBRARY_PATH:-}" "$example"
+        sed 's/^/   /' "$one"
+    done
+}
+
 # The tables of each log go to plan.txt.
 plan() {
     local path name stacks=(--stack cuda+pool --stack "cuda+pool+plan:file=$out/log.plan")
@@ -221,8 +232,9 @@ say "$({ nvidia-smi --query-gpu=name,driver_version,memory.total,compute_cap --f
 say "$(head -n 3 MANIFEST)"
 for step in "${@:-all}"; do
     case $step in
-        tests | soak | faults | sanitizer | checked | tools | replay | plan | numba | thrust) "$step" ;;
-        all) tests; soak; faults; sanitizer; replay; thrust ;;
+        tests | soak | faults | sanitizer | checked | tools | replay) "$step" ;;
+        plan | numba | thrust | integrations) "$step" ;;
+        all) tests; integrations; soak; faults; sanitizer; replay; thrust ;;
         *) echo "unknown step '$step'; use one that the top of this script lists" >&2; exit 2 ;;
     esac
 done

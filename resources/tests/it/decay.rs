@@ -419,8 +419,8 @@ fn a_step_before_its_time_releases_nothing() {
     let setup = Setup::new(16 * GIB);
     let pool = setup.pool(PoolLayer::new().decay(Decay::Over(20 * SECOND)));
     let stream = setup.stream();
-    let ptr = take(&pool, 8 * GIB, stream);
-    give(&pool, ptr, 8 * GIB, stream);
+    let blocks: Vec<DevicePtr> = (0..2048).map(|_| take(&pool, 4 * MIB, stream)).collect();
+    blocks.into_iter().for_each(|ptr| give(&pool, ptr, 4 * MIB, stream));
     let step = |now| pool.inner().decay_step(now).expect("the device is there");
     assert_eq!(step(10 * SECOND), 0, "the step saw all memory in use");
     let soon = 10 * SECOND + Duration::from_millis(1200);
