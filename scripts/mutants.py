@@ -19,10 +19,10 @@ itself, as MC/DC wants.
 end. A program is a crate's unit tests (the slow ones apart), one module of an `it`, such as
 resources::crowds, another test binary, or one file of Python's tests, such as python::test_order. With
 --gpu, the driver's tests of a GPU run, too. First each program runs without a change, and the tests that fail
-then are skipped. If a test fails with a change, it runs three times without the change; if it fails then, the
-program has no verdict. A run that was stopped continues with the programs that are left. `run` needs only
-Python and DIR, so it can run on another machine, if DIR has the same path there. Remove DIR/baseline.json if
-you copy it from another machine.
+then are skipped. If a test fails with a change, it runs three times without the change; if it fails then, it
+is left out, and the program runs again. A run that was stopped continues with the programs that are left.
+`run` needs only Python and DIR, so it can run on another machine, if DIR has the same path there. Remove
+DIR/baseline.json if you copy it from another machine.
 """
 
 import argparse
@@ -528,6 +528,7 @@ class Runner:
         self.stopped = threading.Event()
         self.seen: dict[int, str] = {}
         self.passed: set[tuple[int, str]] = set()
+        self.unsteady: set[tuple[str, str]] = set()
         self.results = self.folder / "results.jsonl"
         for line in self.results.read_text().splitlines() if self.results.exists() else []:
             self.note(json.loads(line))
@@ -646,14 +647,19 @@ class Runner:
             name, number = job
             if number in self.seen:
                 return
-            program, tests, seconds = runnable[name]
-            done = self.outcome(program, tests, number, max(60, 5 * seconds))
-            if not done.complete:
-                return
-            by = done.failed[0] if done.failed else None
-            if by in tests and any(self.outcome(program, [by], 0, 600).failed for _ in range(3)):
-                print(f"{number} not judged by {name}: {by} also fails without the change", flush=True)
-                return
+            program, all_tests, seconds = runnable[name]
+            while True:
+                tests = [test for test in all_tests if (name, test) not in self.unsteady]
+                if not tests:
+                    return
+                done = self.outcome(program, tests, number, max(60, 5 * seconds))
+                if not done.complete:
+                    return
+                by = done.failed[0] if done.failed else None
+                if by not in tests or not any(self.outcome(program, [by], 0, 600).failed for _ in range(3)):
+                    break
+                print(f"left out of {name}: {by}, which also fails without a change", flush=True)
+                self.unsteady.add((name, by))
             result = {"mutant": number, "program": name, "seen": by, "seconds": round(done.seconds, 1)}
             with self.lock, self.results.open("a") as out:
                 out.write(json.dumps(result) + "\n")
