@@ -34,7 +34,7 @@ static int read_block(millpond_device *device, int fd, const uint8_t *data, void
   return 0;
 }
 
-/* A fabric handle also reaches other machines. Without a channel of IMEX, the driver refuses to export it. */
+/* A fabric handle also reaches other machines. Without a channel of IMEX, no such pool is made. */
 static int share_by_fabric(millpond_device *device) {
   millpond_memory_pool_properties properties = {0};
   properties.handle_types = 8;

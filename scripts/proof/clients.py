@@ -7,7 +7,7 @@ the model in Rust (resources/src/stream_order/clients), which explains them. `co
 
 from enum import Enum
 
-from formulas import put
+from formulas import parts_of, put
 
 Place = Enum("Place", ["pool", "new", "held", "old"])
 Call = Enum("Call", ["idle", "use", "loan", "unnamed"])
@@ -456,13 +456,4 @@ def part_8(logic, s):
     return s.exists(logic.legacy) & is_plain
 
 
-PARTS = {
-    1: part_1,
-    2: part_2,
-    3: part_3,
-    4: part_4,
-    5: part_5,
-    6: part_6,
-    7: part_7,
-    8: part_8,
-}
+PARTS = parts_of(globals())

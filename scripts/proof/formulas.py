@@ -15,3 +15,9 @@ class State:
 def put(logic, field, key, to):
     """Returns the field with another value at one place."""
     return lambda at: logic.ite(at == key, to, field(at))
+
+
+def parts_of(names):
+    """Returns the parts of a model's invariant by their numbers: its functions `part_1`, `part_2`, …"""
+    prefix = "part_"
+    return {int(name.removeprefix(prefix)): part for name, part in names.items() if name.startswith(prefix)}

@@ -8,7 +8,7 @@ order of the steps follow `step.rs`, which explains them; the parts of the invar
 
 from enum import Enum
 
-from formulas import put
+from formulas import parts_of, put
 
 Place = Enum("Place", ["live", "freeing", "free", "unowned"])
 Call = Enum("Call", ["idle", "record", "event", "device"])
@@ -637,23 +637,4 @@ def part_18(logic, s):
     return logic.every(("block", "thread"), part)
 
 
-PARTS = {
-    1: part_1,
-    2: part_2,
-    3: part_3,
-    4: part_4,
-    5: part_5,
-    6: part_6,
-    7: part_7,
-    8: part_8,
-    9: part_9,
-    10: part_10,
-    11: part_11,
-    12: part_12,
-    13: part_13,
-    14: part_14,
-    15: part_15,
-    16: part_16,
-    17: part_17,
-    18: part_18,
-}
+PARTS = parts_of(globals())

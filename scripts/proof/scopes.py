@@ -8,7 +8,7 @@ capture. So a stream of CUDA is several streams here, and `home` is the one outs
 
 from enum import Enum
 
-from formulas import put
+from formulas import parts_of, put
 
 Place = Enum("Place", ["live", "freeing", "owned", "parked", "withheld", "unowned", "removed", "upstream"])
 Wait = Enum("Wait", ["none", "close", "fence"])
@@ -776,19 +776,4 @@ def part_14(logic, s):
     return ended & removed & logic.every(("block", "stream", "stream"), part)
 
 
-PARTS = {
-    1: part_1,
-    2: part_2,
-    3: part_3,
-    4: part_4,
-    5: part_5,
-    6: part_6,
-    7: part_7,
-    8: part_8,
-    9: part_9,
-    10: part_10,
-    11: part_11,
-    12: part_12,
-    13: part_13,
-    14: part_14,
-}
+PARTS = parts_of(globals())

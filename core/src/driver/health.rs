@@ -71,10 +71,12 @@ impl Health {
     /// Returns the error that a call on the lost device returns. The error names the reason for the loss and
     /// the remedy.
     pub fn error(&self) -> Error {
-        match () {
-            () if self.origin.is_elsewhere() => Error::forked(),
-            () if self.is_reset() => Error::context_reset(),
-            () => Error::poisoned(),
+        if self.origin.is_elsewhere() {
+            Error::forked()
+        } else if self.is_reset() {
+            Error::context_reset()
+        } else {
+            Error::poisoned()
         }
     }
 }

@@ -14,6 +14,8 @@ use millpond_resources::{CudaMemoryResource, Decay, PagesMode, PoolLayer, PoolMe
 use millpond_testkit::hooked::HookedDriver;
 use millpond_testkit::own_process;
 
+use crate::forks::in_a_child;
+
 const MIB: u64 = 1 << 20;
 
 fn pool(layer: PoolLayer) -> PoolMemoryResource<CudaMemoryResource> {
@@ -40,22 +42,6 @@ fn until(is_so: impl Fn() -> bool) {
     while !is_so() {
         std::thread::sleep(Duration::from_millis(1));
     }
-}
-
-/// Runs `body` in a forked process, which has copies of the pools. Returns whether it exited with success.
-fn in_a_fork(body: impl FnOnce() -> bool) -> bool {
-    // SAFETY: the child makes no call that needs another thread of the parent, and ends by `_exit`.
-    let child = unsafe { libc::fork() };
-    assert!(child >= 0, "a process can be forked");
-    if child == 0 {
-        let went_well = std::panic::catch_unwind(std::panic::AssertUnwindSafe(body)).unwrap_or(false);
-        // SAFETY: nothing of the parent is cleaned up.
-        unsafe { libc::_exit(i32::from(!went_well)) };
-    }
-    let mut status = 0;
-    // SAFETY: this process made the child.
-    assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
-    libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 0
 }
 
 /// Ends the process with a failure if the decay thread does not end.
@@ -94,7 +80,7 @@ fn one_thread_serves_all_pools_while_there_are_any() {
 
         // The thread is between steps of `late` for hours, so the copy finds no lock taken.
         let mut late = Some(late);
-        let forked = in_a_fork(|| {
+        let forked = in_a_child(|| {
             let fresh = pool(soon);
             use_and_free(&fresh);
             drop((fresh, late.take()));
@@ -107,7 +93,7 @@ fn one_thread_serves_all_pools_while_there_are_any() {
         assert_eq!(threads(), 1, "there is one more pool");
         drop((never, late));
         until(|| threads() == 0);
-        let forked = in_a_fork(|| {
+        let forked = in_a_child(|| {
             let _fresh = pool(soon);
             std::fs::read_dir("/proc/self/task").is_ok_and(|threads| threads.count() == 1)
         });
@@ -144,7 +130,7 @@ fn a_fork_waits_for_the_step(layer: PoolLayer) {
             std::thread::sleep(Duration::from_millis(50));
             ending.wait();
         });
-        in_a_fork(|| {
+        in_a_child(|| {
             // SAFETY: it ends a process that would wait for ever.
             unsafe { libc::alarm(20) };
             pool.take().is_some_and(|pool| {

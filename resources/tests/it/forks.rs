@@ -10,13 +10,13 @@ use millpond_testkit::own_process;
 const S: StreamRef = StreamRef::LEGACY;
 
 /// Runs `body` in a forked child, and returns whether it was true.
-fn in_a_child(body: impl FnOnce() -> bool) -> bool {
+pub(crate) fn in_a_child(body: impl FnOnce() -> bool) -> bool {
     // SAFETY: this process has one thread that uses millpond, and the child ends by `_exit`.
     let child = unsafe { libc::fork() };
     assert!(child >= 0, "a process can be forked");
     if child == 0 {
         let went_well = std::panic::catch_unwind(std::panic::AssertUnwindSafe(body)).unwrap_or(false);
-        // SAFETY: nothing of the parent is cleaned up. The alarm ends a child that waits forever.
+        // SAFETY: nothing of the parent is cleaned up.
         unsafe { libc::_exit(i32::from(!went_well)) };
     }
     let mut status = 0;
