@@ -125,8 +125,8 @@ find "$logs" -maxdepth 1 -type f \( -name '*.csv' -o -name '*.csv.gz' -o -name '
 
 cd "$target_dir"
 glibc=$(grep -aoh 'GLIBC_2\.[0-9]*' tests/* millpond-replay | sort -uV | tail -n 1)
-# run.sh unpacks the tests.
-gzip tests/*
+# run.sh unpacks the programs.
+xz -T0 tests/* integrations/* memory_checker millpond-replay
 {
     echo "commit $(git -C "$repository" describe --always --dirty 2>/dev/null || echo unknown)"
     echo "built $(date -u +%Y-%m-%dT%H:%M:%SZ) by $(rustc --version)"

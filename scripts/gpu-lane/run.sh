@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
 # Runs on a GPU the files that build.sh gathered next to this script.
 #
-#   ./run.sh [tests|soak|faults|sanitizer|checked|tools|replay|plan|numba|thrust|integrations|all]...
+#   ./run.sh [STEP]...      every step of `all` by default
 #
 #   tests      every test that needs a GPU, except the soak and the faults
 #   soak       the soak, in which kernels write and check tags: 10^6 operations on each stack; and its canary
+#   long_soak  processes with soaks on every GPU, each soak with a seed of its own, until the time is over
 #   faults     every public operation that calls the driver, with each of its calls failing in five ways
 #   sanitizer  compute-sanitizer's memcheck over a short soak, and over errors in blocks, which it must find
 #   checked    the tests under compute-sanitizer's memcheck, without those that it cannot run
@@ -19,7 +20,8 @@
 # the folder $OUT (gpu-out by default): gpu.log, summary.tsv and the replays' tables and JSON. Environment:
 # STEP_SECONDS limits one command (240), REPEAT is the passes of a replay on the GPU (3), SANITIZER_OPS the
 # operations under the sanitizer (20000), TOOLS_OPS those under each tool (1000000), BUSY_FIRST the operations
-# of each log with kernels (16000). The soak reads MILLPOND_SOAK_*.
+# of each log with kernels (16000). The soaks read MILLPOND_SOAK_*. After SOAK_SECONDS (300), no long soak
+# starts; SOAK_PROCESSES (4) is their number on each GPU.
 set -uo pipefail
 
 out=${OUT:-gpu-out}
@@ -31,7 +33,7 @@ log=$out/gpu.log
 summary=$out/summary.tsv
 one=$(mktemp)
 trap 'rm -f "$one"' EXIT
-if compgen -G "tests/*.gz" >/dev/null; then gunzip --force tests/*.gz || exit 2; fi
+if compgen -G "tests/*.xz" >/dev/null; then unxz --force ./*.xz {tests,integrations}/*.xz || exit 2; fi
 limit=${STEP_SECONDS:-240}
 sanitizer=$(command -v compute-sanitizer || echo /usr/local/cuda/bin/compute-sanitizer)
 # The tests make calls that the driver refuses; such calls are not memory errors.
@@ -101,6 +103,41 @@ print(*{lib.rsplit("/", 1)[0] for lib in found}, sep=":")' 2>/dev/null)
 soak() {
     attempt soak tests/millpond-tests.it --ignored --test-threads=1 --nocapture soak::
     grep -aoE '([A-Z][A-Za-z()]*: )?soak of .*' "$one" | sed 's/^/   /'
+}
+
+# Each soak has 10^6 operations on each stack, so that the time is met. A seed names a soak; its threads take
+# the four seeds from there.
+long_soak() {
+    local folder gpus gpu process ends=$((SECONDS + ${SOAK_SECONDS:-300})) start=$SECONDS code=0
+    local count=${SOAK_PROCESSES:-4}
+    folder=$(mktemp -d)
+    gpus=$(nvidia-smi -L | wc -l)
+    for ((gpu = 0; gpu < gpus; gpu++)); do
+        for ((process = 0; process < count; process++)); do
+            (
+                seed=$((${MILLPOND_SOAK_SEED:-1} + 1000000 * (gpu * count + process)))
+                for (( ; SECONDS < ends; seed += 4)); do
+                    CUDA_VISIBLE_DEVICES=$gpu MILLPOND_SOAK_SEED=$seed timeout -k 10 "$limit" \
+                        tests/millpond-tests.it --ignored --nocapture no_block_is_shared ||
+                        echo "FAILED: seed $seed"
+                done
+            ) >"$folder/$gpu-$process" 2>&1 </dev/null &
+        done
+    done
+    wait
+    cat "$folder"/* >"$one"
+    rm -r "$folder"
+    cat "$one" >>"$log"
+    ! grep -aq '^FAILED' "$one" || code=1
+    record long_soak "$code" "$((SECONDS - start))"
+    grep -a '^FAILED' "$one"
+    grep -aoE '^soak of .* mismatches' "$one" |
+        sed 's/^soak of \(.*\): \([0-9]*\) operations, .*, \([0-9]*\) mismatches/\1\t\2\t\3/' |
+        awk -F '\t' '{ soaks[$1]++; mismatches += $3; all += $2 }
+            END {
+                for (stack in soaks) print "   " stack ": " soaks[stack] " soaks"
+                printf "   all: %.0f operations, %d mismatches\n", all, mismatches
+            }'
 }
 
 # Each operation runs in a process of its own, so that a crash ends only that one. All took more than 180 s.
@@ -203,12 +240,14 @@ thrust() {
     done
 }
 
-# The examples find CUDA's runtime library next to nvcc.
+# The examples find CUDA's runtime library next to nvcc. One was linked with the simulated device, which has the
+# functions of driver and runtime in one library. So that one names only the runtime, and the driver is loaded
+# before it.
 integrations() {
     local example libraries=/usr/local/cuda/lib64
     for example in integrations/*; do
         attempt "example of $(basename "$example")" \
-            env LD_LIBRARY_PATH="$libraries:${LD_LIBRARY_PATH:-}" "$example"
+            env LD_PRELOAD=libcuda.so.1 LD_LIBRARY_PATH="$libraries:${LD_LIBRARY_PATH:-}" "$example"
         sed 's/^/   /' "$one"
     done
 }
@@ -232,7 +271,7 @@ say "$({ nvidia-smi --query-gpu=name,driver_version,memory.total,compute_cap --f
 say "$(head -n 3 MANIFEST)"
 for step in "${@:-all}"; do
     case $step in
-        tests | soak | faults | sanitizer | checked | tools | replay) "$step" ;;
+        tests | soak | long_soak | faults | sanitizer | checked | tools | replay) "$step" ;;
         plan | numba | thrust | integrations) "$step" ;;
         all) tests; integrations; soak; faults; sanitizer; replay; thrust ;;
         *) echo "unknown step '$step'; use one that the top of this script lists" >&2; exit 2 ;;

@@ -156,7 +156,7 @@ impl FaultyDevice for FaultyCuda {
         let block = Block { ptr, layout: Layout::new(bytes), tag: 0 };
         if let Some(kernels) = &self.kernels {
             // SAFETY: the operations read blocks that are live, on streams that may use them.
-            unsafe { kernels.check_tag(&block, stream) }.expect("a kernel can be launched");
+            unsafe { kernels.check_tags(&[block], stream) }.expect("a kernel can be launched");
         }
     }
 

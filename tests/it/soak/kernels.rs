@@ -7,6 +7,9 @@ use std::sync::Arc;
 use millpond::driver::cuda::{CudaDriver, Function};
 use millpond::{ALLOCATION_ALIGNMENT, DevicePtr, Driver, Layout, StreamRef};
 
+/// The most blocks that one launch takes.
+pub(crate) const BATCH: usize = 16;
+
 /// A block of the resource under test, and the tag in it.
 #[derive(Debug)]
 pub(crate) struct Block {
@@ -24,11 +27,43 @@ impl Block {
     }
 }
 
+/// The parameter of the kernels: the blocks of one launch.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+struct Table([Entry; BATCH]);
+
+#[derive(Clone, Copy, Default, Debug)]
+#[repr(C)]
+struct Entry {
+    address: u64,
+    bytes: u64,
+    words: u32,
+    tag: u32,
+}
+
+const _: () = assert!(size_of::<Table>() == 384, "the size that tag.ptx names");
+
+impl Table {
+    /// Returns the table, and the size of the launch: the threads that the largest block needs, and the
+    /// number of blocks.
+    fn new(blocks: &[Block]) -> (Self, [u32; 2]) {
+        assert!((1..=BATCH).contains(&blocks.len()), "a launch takes 1 to {BATCH} blocks");
+        let mut table = [Entry::default(); BATCH];
+        let mut most_words = 0;
+        for (entry, block) in table.iter_mut().zip(blocks) {
+            let (address, bytes, words) = (block.ptr.address(), block.layout.bytes(), block.words());
+            *entry = Entry { address, bytes, words, tag: block.tag };
+            most_words = most_words.max(words);
+        }
+        (Self(table), [4 * most_words, blocks.len() as u32])
+    }
+}
+
 #[derive(Debug)]
 pub(crate) struct Kernels {
     driver: Arc<CudaDriver>,
-    write_tag: Function,
-    check_tag: Function,
+    write_tags: Function,
+    check_tags: Function,
     spin: Function,
     mismatches: DevicePtr,
 }
@@ -42,49 +77,46 @@ impl Kernels {
         driver.synchronize()?;
         Ok(Self {
             driver: Arc::clone(driver),
-            write_tag: module.function("write_tag")?,
-            check_tag: module.function("check_tag")?,
+            write_tags: module.function("write_tags")?,
+            check_tags: module.function("check_tags")?,
             spin: module.function("spin")?,
             mismatches,
         })
     }
 
-    /// Writes the block's tag into it.
+    /// Writes its tag into each block.
     ///
     /// # Safety
-    /// The block is live, and `stream` may use it.
-    pub(crate) unsafe fn write_tag(&self, block: &Block, stream: StreamRef) -> millpond::Result<()> {
-        let (mut ptr, mut bytes) = (block.ptr.address(), block.layout.bytes());
-        let (mut words, mut tag) = (block.words(), block.tag);
-        let mut args = [argument(&mut ptr), argument(&mut bytes), argument(&mut words), argument(&mut tag)];
+    /// The blocks are live, and `stream` may use them.
+    ///
+    /// # Panics
+    /// Panics if there are no blocks, or more than [`BATCH`].
+    pub(crate) unsafe fn write_tags(&self, blocks: &[Block], stream: StreamRef) -> millpond::Result<()> {
+        let (mut table, size) = Table::new(blocks);
         // SAFETY: there is one argument of the right type for each parameter, and the kernel stays within the
-        // block.
-        unsafe { launch(&self.write_tag, 4 * words, stream, &mut args) }
+        // blocks.
+        unsafe { launch(&self.write_tags, size, stream, &mut [argument(&mut table)]) }
     }
 
-    /// Counts the bytes of the block that do not hold its tag.
+    /// Counts the bytes of the blocks that do not hold their block's tag.
     ///
     /// # Safety
-    /// As for [`write_tag`](Self::write_tag).
-    pub(crate) unsafe fn check_tag(&self, block: &Block, stream: StreamRef) -> millpond::Result<()> {
-        let (mut ptr, mut bytes) = (block.ptr.address(), block.layout.bytes());
-        let (mut words, mut tag) = (block.words(), block.tag);
+    /// As for [`write_tags`](Self::write_tags).
+    ///
+    /// # Panics
+    /// As for [`write_tags`](Self::write_tags).
+    pub(crate) unsafe fn check_tags(&self, blocks: &[Block], stream: StreamRef) -> millpond::Result<()> {
+        let (mut table, size) = Table::new(blocks);
         let mut mismatches = self.mismatches.address();
-        let mut args = [
-            argument(&mut ptr),
-            argument(&mut bytes),
-            argument(&mut words),
-            argument(&mut tag),
-            argument(&mut mismatches),
-        ];
+        let mut args = [argument(&mut table), argument(&mut mismatches)];
         // SAFETY: as above; the kernel adds to the count atomically.
-        unsafe { launch(&self.check_tag, 4 * words, stream, &mut args) }
+        unsafe { launch(&self.check_tags, size, stream, &mut args) }
     }
 
     /// Keeps the stream busy for `cycles` clock cycles.
     pub(crate) fn spin(&self, mut cycles: u64, stream: StreamRef) -> millpond::Result<()> {
         // SAFETY: there is one argument, of the parameter's type, and the kernel touches no memory.
-        unsafe { launch(&self.spin, 1, stream, &mut [argument(&mut cycles)]) }
+        unsafe { launch(&self.spin, [1, 1], stream, &mut [argument(&mut cycles)]) }
     }
 
     /// Returns how many bytes were found without their tag so far. Waits for the device.
@@ -115,11 +147,11 @@ fn argument<T>(value: &mut T) -> *mut c_void {
 /// As for [`Function::launch`].
 unsafe fn launch(
     function: &Function,
-    threads: u32,
+    [threads, rows]: [u32; 2],
     stream: StreamRef,
     args: &mut [*mut c_void],
 ) -> millpond::Result<()> {
     const BLOCK: u32 = 256;
     // SAFETY: the caller's promises.
-    unsafe { function.launch([threads.div_ceil(BLOCK), 1, 1], [BLOCK, 1, 1], 0, stream, args) }
+    unsafe { function.launch([threads.div_ceil(BLOCK), rows, 1], [BLOCK, 1, 1], 0, stream, args) }
 }

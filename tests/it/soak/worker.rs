@@ -7,7 +7,7 @@ use millpond::driver::{Event, EventFlags, StreamFlags};
 use millpond::{AnyResource, Driver, Layout, Result, StreamRef};
 use millpond_testkit::Rng;
 
-use super::kernels::{Block, Kernels};
+use super::kernels::{BATCH, Block, Kernels};
 
 /// About how many blocks a worker holds.
 const TYPICAL_BLOCKS: u64 = 256;
@@ -25,6 +25,9 @@ pub(crate) enum Trims {
     No,
 }
 
+/// Blocks that one stream used last, or that it uses next.
+type Batch = Vec<Block>;
+
 /// The state that all workers of a soak share.
 #[derive(Debug)]
 pub(crate) struct Shared<'a> {
@@ -32,12 +35,12 @@ pub(crate) struct Shared<'a> {
     pub(crate) resource: &'a AnyResource,
     pub(crate) trims: Trims,
     pub(crate) kernels: &'a Kernels,
-    /// Blocks on their way from one worker to another, each with an event after its last use.
-    pub(crate) handed_over: Mutex<Vec<(Block, Event)>>,
+    /// Blocks on their way from one worker to another, with an event after their last use.
+    pub(crate) handed_over: Mutex<Vec<(Batch, Event)>>,
 }
 
 impl Shared<'_> {
-    fn handed_over(&self) -> MutexGuard<'_, Vec<(Block, Event)>> {
+    fn handed_over(&self) -> MutexGuard<'_, Vec<(Batch, Event)>> {
         self.handed_over.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -46,131 +49,154 @@ impl Shared<'_> {
 pub(crate) struct Worker<'a> {
     shared: &'a Shared<'a>,
     rng: Rng,
-    streams: Vec<StreamRef>,
     event: Event,
-    /// The blocks, each with the index of a stream that comes after all its uses so far.
-    blocks: Vec<(Block, usize)>,
+    /// The streams, each with the blocks whose uses so far all come before its next work.
+    streams: Vec<(StreamRef, Vec<Block>)>,
 }
 
 impl<'a> Worker<'a> {
     pub(crate) fn new(shared: &'a Shared<'a>, streams: usize, seed: u64) -> Result<Self> {
-        let new_stream = |_| Ok(shared.driver.stream_create(StreamFlags::NON_BLOCKING)?);
+        let new_stream = |_| Ok((shared.driver.stream_create(StreamFlags::NON_BLOCKING)?, Vec::new()));
         Ok(Self {
             shared,
             rng: Rng::new(seed),
-            streams: (0..streams).map(new_stream).collect::<Result<_>>()?,
             event: shared.driver.event_create(EventFlags::default())?,
-            blocks: Vec::new(),
+            streams: (0..streams).map(new_stream).collect::<Result<_>>()?,
         })
     }
 
-    /// Runs `operations` random operations, and then frees everything.
-    pub(crate) fn run(mut self, operations: u64) -> Result<()> {
-        for _ in 0..operations {
-            self.step()?;
+    /// Runs at least `operations` random operations, and then frees everything. Returns their number: each
+    /// block counts that was allocated, freed, used elsewhere or passed on, and each other step.
+    pub(crate) fn run(mut self, operations: u64) -> Result<u64> {
+        let mut done = 0;
+        while done < operations {
+            done += self.step()?.max(1) as u64;
         }
-        self.finish()
+        self.finish()?;
+        Ok(done)
     }
 
-    fn step(&mut self) -> Result<()> {
+    /// Returns the number of blocks in this step.
+    fn step(&mut self) -> Result<usize> {
+        let count = 1 << self.rng.below(u64::from(BATCH.ilog2()) + 1);
         match self.rng.below(10_000) {
-            0 if self.shared.trims == Trims::Yes => self.shared.resource.trim(0).map(drop),
+            0 if self.shared.trims == Trims::Yes => self.shared.resource.trim(0).map(|_freed| 0),
             0..10 => self.renew_a_stream(),
-            10..300 => self.hand_over(),
+            10..300 => self.hand_over(count),
             300..600 => self.take_over(),
-            600..1500 => self.use_elsewhere(),
-            _ if self.rng.below(2 * TYPICAL_BLOCKS) >= self.blocks.len() as u64 => self.allocate(),
-            _ => self.free(),
+            600..1500 => self.use_elsewhere(count),
+            _ if self.rng.below(2 * TYPICAL_BLOCKS) >= self.blocks_held() => self.allocate(count),
+            _ => self.free(count),
         }
     }
 
-    fn allocate(&mut self) -> Result<()> {
-        let bytes = random_bytes(&mut self.rng);
+    fn allocate(&mut self, count: usize) -> Result<usize> {
         let index = self.random_stream();
-        let stream = self.streams[index];
-        let layout = Layout::new(bytes);
-        let ptr = self.shared.resource.allocate(layout, stream)?;
-        let block = Block { ptr, layout, tag: self.rng.next_u64() as u32 };
-        // SAFETY: the block was just allocated for use on this stream.
-        unsafe { self.shared.kernels.write_tag(&block, stream) }?;
-        self.blocks.push((block, index));
-        Ok(())
+        let stream = self.streams[index].0;
+        let mut batch = Batch::with_capacity(count);
+        for _ in 0..count {
+            let layout = Layout::new(random_bytes(&mut self.rng));
+            let ptr = self.shared.resource.allocate(layout, stream)?;
+            batch.push(Block { ptr, layout, tag: self.rng.next_u64() as u32 });
+        }
+        // SAFETY: the blocks were just allocated for use on this stream.
+        unsafe { self.shared.kernels.write_tags(&batch, stream) }?;
+        self.streams[index].1.append(&mut batch);
+        Ok(count)
     }
 
-    /// Frees a block; in a quarter of the cases, on a stream other than its last.
-    fn free(&mut self) -> Result<()> {
-        let Some((block, home)) = self.remove_block() else { return Ok(()) };
+    /// Frees blocks; in a quarter of the cases, on a stream other than their last.
+    fn free(&mut self, count: usize) -> Result<usize> {
+        let (batch, home) = self.remove_blocks(count);
         let index = if self.rng.percent(25) { self.random_stream() } else { home };
         self.order_after(index, home)?;
         if self.rng.percent(LAGGING_PERCENT) {
-            self.shared.kernels.spin(self.rng.below(LAG_CYCLES), self.streams[index])?;
+            self.shared.kernels.spin(self.rng.below(LAG_CYCLES), self.streams[index].0)?;
         }
-        self.check_and_free(&block, self.streams[index])
+        self.check_and_free(&batch, self.streams[index].0)
     }
 
-    fn check_and_free(&self, block: &Block, stream: StreamRef) -> Result<()> {
-        // SAFETY: the block is live, and the stream is ordered after all its uses.
-        unsafe { self.shared.kernels.check_tag(block, stream) }?;
-        // SAFETY: the block is freed once, with its layout, on a stream that is ordered after all its uses.
-        unsafe { self.shared.resource.deallocate(block.ptr, block.layout, stream) };
-        Ok(())
+    fn check_and_free(&self, batch: &[Block], stream: StreamRef) -> Result<usize> {
+        if !batch.is_empty() {
+            // SAFETY: the blocks are live, and the stream is ordered after all their uses.
+            unsafe { self.shared.kernels.check_tags(batch, stream) }?;
+        }
+        for block in batch {
+            // SAFETY: the block is freed once, with its layout, on a stream that is ordered after all its
+            // uses.
+            unsafe { self.shared.resource.deallocate(block.ptr, block.layout, stream) };
+        }
+        Ok(batch.len())
     }
 
-    /// Another stream checks the block and writes a new tag. From then on, the block belongs to that stream.
-    fn use_elsewhere(&mut self) -> Result<()> {
-        let Some((mut block, home)) = self.remove_block() else { return Ok(()) };
+    /// Another stream checks blocks and writes new tags. From then on, the blocks belong to that stream.
+    fn use_elsewhere(&mut self, count: usize) -> Result<usize> {
+        let (mut batch, home) = self.remove_blocks(count);
+        if batch.is_empty() {
+            return Ok(0);
+        }
         let index = self.random_stream();
         self.order_after(index, home)?;
-        let stream = self.streams[index];
-        // SAFETY: the block is live, and the stream is ordered after all its uses.
-        unsafe { self.shared.kernels.check_tag(&block, stream) }?;
-        block.tag = self.rng.next_u64() as u32;
+        let stream = self.streams[index].0;
+        // SAFETY: the blocks are live, and the stream is ordered after all their uses.
+        unsafe { self.shared.kernels.check_tags(&batch, stream) }?;
+        for block in &mut batch {
+            block.tag = self.rng.next_u64() as u32;
+        }
         // SAFETY: as above.
-        unsafe { self.shared.kernels.write_tag(&block, stream) }?;
-        self.blocks.push((block, index));
-        Ok(())
+        unsafe { self.shared.kernels.write_tags(&batch, stream) }?;
+        let used = batch.len();
+        self.streams[index].1.append(&mut batch);
+        Ok(used)
     }
 
-    /// Offers a block to all workers, with an event. The worker that takes it makes its stream wait for the
+    /// Offers blocks to all workers, with an event. The worker that takes them makes its stream wait for the
     /// event.
-    fn hand_over(&mut self) -> Result<()> {
-        let Some((block, home)) = self.remove_block() else { return Ok(()) };
-        let event = self.shared.driver.event_create(EventFlags::default())?;
-        self.shared.driver.event_record(event, self.streams[home])?;
-        self.shared.handed_over().push((block, event));
-        Ok(())
+    fn hand_over(&mut self, count: usize) -> Result<usize> {
+        let (batch, home) = self.remove_blocks(count);
+        let handed_over = batch.len();
+        if handed_over > 0 {
+            let event = self.shared.driver.event_create(EventFlags::default())?;
+            self.shared.driver.event_record(event, self.streams[home].0)?;
+            self.shared.handed_over().push((batch, event));
+        }
+        Ok(handed_over)
     }
 
-    fn take_over(&mut self) -> Result<()> {
-        let Some((block, event)) = self.shared.handed_over().pop() else { return Ok(()) };
+    fn take_over(&mut self) -> Result<usize> {
+        let Some((mut batch, event)) = self.shared.handed_over().pop() else { return Ok(0) };
         let index = self.random_stream();
-        self.shared.driver.stream_wait_event(self.streams[index], event)?;
+        self.shared.driver.stream_wait_event(self.streams[index].0, event)?;
         // SAFETY: the event is our own now and not used again; CUDA keeps the data that the wait needs.
         unsafe { self.shared.driver.event_destroy(event) }?;
-        self.blocks.push((block, index));
-        Ok(())
+        let taken = batch.len();
+        self.streams[index].1.append(&mut batch);
+        Ok(taken)
     }
 
-    /// Destroys a stream on which blocks were freed. The worker's blocks on it move to a new stream.
-    fn renew_a_stream(&mut self) -> Result<()> {
+    /// Destroys a stream on which blocks were freed. Its blocks belong to a new stream then.
+    fn renew_a_stream(&mut self) -> Result<usize> {
         let index = self.random_stream();
         let driver = self.shared.driver;
-        let (old, new) = (self.streams[index], driver.stream_create(StreamFlags::NON_BLOCKING)?);
+        let (old, new) = (self.streams[index].0, driver.stream_create(StreamFlags::NON_BLOCKING)?);
         driver.event_record(self.event, old)?;
         driver.stream_wait_event(new, self.event)?;
-        self.streams[index] = new;
+        self.streams[index].0 = new;
         // SAFETY: no further call of this worker names the old stream, and no other worker knows it.
-        Ok(unsafe { driver.stream_destroy(old) }?)
+        unsafe { driver.stream_destroy(old) }?;
+        Ok(0)
     }
 
     fn finish(mut self) -> Result<()> {
         while !self.shared.handed_over().is_empty() {
             self.take_over()?;
         }
-        for (block, home) in std::mem::take(&mut self.blocks) {
-            self.check_and_free(&block, self.streams[home])?;
+        for (stream, blocks) in &self.streams {
+            for batch in blocks.chunks(BATCH) {
+                self.check_and_free(batch, *stream)?;
+            }
         }
-        for stream in &self.streams {
+        for (stream, _freed) in &self.streams {
             self.shared.driver.stream_synchronize(*stream)?;
             // SAFETY: no further call names the stream.
             unsafe { self.shared.driver.stream_destroy(*stream) }?;
@@ -182,8 +208,8 @@ impl<'a> Worker<'a> {
     /// Makes later work of one stream wait for earlier work of another.
     fn order_after(&self, later: usize, earlier: usize) -> Result<()> {
         if later != earlier {
-            self.shared.driver.event_record(self.event, self.streams[earlier])?;
-            self.shared.driver.stream_wait_event(self.streams[later], self.event)?;
+            self.shared.driver.event_record(self.event, self.streams[earlier].0)?;
+            self.shared.driver.stream_wait_event(self.streams[later].0, self.event)?;
         }
         Ok(())
     }
@@ -192,9 +218,17 @@ impl<'a> Worker<'a> {
         self.rng.below(self.streams.len() as u64) as usize
     }
 
-    fn remove_block(&mut self) -> Option<(Block, usize)> {
-        let index = self.rng.below(self.blocks.len() as u64) as usize;
-        (!self.blocks.is_empty()).then(|| self.blocks.swap_remove(index))
+    fn blocks_held(&self) -> u64 {
+        self.streams.iter().map(|(_stream, blocks)| blocks.len() as u64).sum()
+    }
+
+    /// Takes up to `count` random blocks of a random stream. Returns them and the stream's index.
+    fn remove_blocks(&mut self, count: usize) -> (Batch, usize) {
+        let home = self.random_stream();
+        let blocks = &mut self.streams[home].1;
+        let count = count.min(blocks.len());
+        let batch = (0..count).map(|_| blocks.swap_remove(self.rng.below(blocks.len() as u64) as usize));
+        (batch.collect(), home)
     }
 }
 
