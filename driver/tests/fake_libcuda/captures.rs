@@ -1,5 +1,6 @@
 //! The stand-in's captures. Calls that could end a capture are refused and end it, as on an H200. With
-//! `FAKE_CUDA_CAPTURE_AT_RECORD`, a capture begins on a stream just before an event is recorded there.
+//! `FAKE_CUDA_CAPTURE_AT_RECORD`, a capture begins on a stream just before an event is recorded there. Every
+//! graph has the nodes 1, 2 and 3: a kernel, an allocation and a free.
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::SeqCst};
@@ -62,6 +63,25 @@ pub unsafe extern "C" fn cuStreamGetId(stream: u64, id: *mut u64) -> i32 {
         return invalidate();
     }
     unsafe { *id = stream >> 20 };
+    0
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuGraphGetNodes(_graph: u64, nodes: *mut u64, count: *mut usize) -> i32 {
+    unsafe {
+        if !nodes.is_null() {
+            (0..*count).for_each(|index| *nodes.add(index) = 1 + index as u64);
+        }
+        *count = 3;
+    }
+    0
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuGraphNodeGetType(node: u64, kind: *mut u32) -> i32 {
+    const INVALID_VALUE: i32 = 1;
+    let Some(of_node) = [0, 10, 11].get((node as usize).wrapping_sub(1)) else { return INVALID_VALUE };
+    unsafe { *kind = *of_node };
     0
 }
 

@@ -350,7 +350,8 @@ fn the_stream_of_a_capture_is_found_and_the_capture_goes_on() {
             let found = find(stream.handle());
             assert_eq!((found.id(), found.is_foreign()), (find(stream.handle()).id(), stream != own));
             assert_eq!(find(another.handle()), another, "during a capture");
-            driver.end_capture(stream).expect("the capture went on");
+            let graph = driver.end_capture(stream).expect("the capture went on");
+            assert_eq!(graph.node_counts(), Ok((3, 2)), "nodes, and those that allocate or free");
             if stream == own {
                 assert_eq!(found, own);
             } else {

@@ -274,7 +274,13 @@ mod tests {
                     (live > 0).then(|| pool.allocate_bytes(live * MIB, freeing).expect("there is room"));
                 let block = pool.allocate_bytes(24 * MIB, freeing).expect("there is room");
                 free(&pool, block, 24 * MIB, freeing);
-                pool.allocate_bytes(48 * MIB, requesting).map(|_| pool.validate())
+                pool.allocate_bytes(48 * MIB, requesting).map(|_| {
+                    pool.validate();
+                    let ladder = pool.statistics().expect("it counts").ladder;
+                    // Pages of completed blocks are mapped again; regions are returned first.
+                    let served = if pages == PagesMode::On { ladder.completed } else { ladder.reclaim };
+                    assert_eq!(served, 1, "{ladder:?}");
+                })
             };
             let report = report_of(run(MAXIMUM).expect_err("it is above the maximum"));
             let [RemedyAction::RaiseMaximum { bytes }] =

@@ -50,12 +50,10 @@ impl CentralCore {
             return Ok(Released::default());
         }
         self.flush_caches();
-        if self.owned_free_bytes() > 0 {
-            match how {
-                CompletionCheck::No => {}
-                CompletionCheck::Ask => self.collect_completed(None, false)?,
-                CompletionCheck::Wait => self.wait_for_owners(None)?,
-            }
+        match how {
+            CompletionCheck::No => {}
+            CompletionCheck::Ask => self.collect_completed(None, false)?,
+            CompletionCheck::Wait => self.wait_for_owners(None)?,
         }
         let keep = self.bytes_reserved().saturating_sub(bytes);
         let released = self.release_free(keep, Below { upstream, stream: StreamRef::LEGACY });
@@ -218,6 +216,31 @@ mod tests {
         other.trim(0).expect("the device is there");
         assert!(ask(returns), "memory came back since");
         assert!(!ask(asks.central.returns()), "none came back since");
+    }
+
+    /// If another pool releases memory whose work is done, it need not wait for the rest.
+    #[test]
+    fn no_pool_waits_for_a_busy_stream_after_it_released_memory() {
+        let device = SimDevice::new(SimConfig::with_capacity(64 * MIB));
+        let pool = || CudaMemoryResource::new(device.clone()).layer(PoolLayer::new().pages(PagesMode::On));
+        let [asks, other] = [(); 2].map(|()| pool().expect("an empty pool"));
+        let busy = device.stream_create(StreamFlags::NON_BLOCKING).expect("a stream");
+        let blocks = [busy, StreamRef::LEGACY].map(|stream| {
+            let ptr = other.allocate_bytes(8 * MIB, stream).expect("there is room");
+            (ptr, stream)
+        });
+        device.launch_for(busy, &[], 1 << 50);
+        for (ptr, stream) in blocks {
+            // SAFETY: the blocks came from the pool with this size and are freed once.
+            unsafe { other.deallocate_bytes(ptr, 8 * MIB, stream) };
+        }
+        let request = Request::new(millpond_core::Layout::new(8 * MIB)).expect("not too large");
+        let mut peer_reclaim = PeerReclaim::default();
+        let returns = asks.central.returns();
+        let again = asks.central.ask_peer_pools(&mut peer_reclaim, returns, &request, StreamRef::LEGACY);
+        assert!(again.expect("the device is there"));
+        assert!(!peer_reclaim.has_waited);
+        assert_eq!(other.pool_bytes(), 8 * MIB, "the block of the busy stream is left");
     }
 
     /// A pool whose device is lost, or that was dropped, releases nothing for another pool, and makes no

@@ -261,7 +261,7 @@ impl<R: DeviceMemoryResource> Central<R> {
             return Ok(0);
         }
         self.flush_caches();
-        if may_wait && self.owned_free_bytes() > 0 {
+        if may_wait {
             self.wait_for_owners(None)?;
         }
         let mut released = 0;

@@ -16,6 +16,9 @@ fn a_request_within_the_maximum_may_be_served() {
     const MIB: u64 = 1 << 20;
     let cuda = CudaMemoryResource::new(SimDevice::new(SimConfig::h200()));
     let pool = cuda.layer(PoolLayer::new().maximum_bytes(64 * MIB)).expect("an empty pool");
+    let cached = [(); 8].map(|()| pool.allocate_bytes(1000, StreamRef::LEGACY).expect("there is room"));
+    // SAFETY: the blocks came from the pool with this size and are freed once.
+    let _: [(); 8] = cached.map(|ptr| unsafe { pool.deallocate_bytes(ptr, 1000, StreamRef::LEGACY) });
     for (bytes, alignment, may) in [
         (64 * MIB, 256, true),
         (64 * MIB, 2 * MIB, true),
@@ -27,6 +30,9 @@ fn a_request_within_the_maximum_may_be_served() {
         let request = Request::new(layout).expect("not too large");
         let can = pool.central.can_ever_serve(&request);
         assert_eq!(can, may, "{bytes} bytes aligned to {alignment}");
+        // Only a request that may find its alignment by chance takes the blocks from the caches.
+        let held = pool.shared.thread_caches.my_cache(pool.id).counts.totals().blocks_held;
+        assert_eq!(held == 0, bytes == 60 * MIB + 512, "{bytes} bytes aligned to {alignment}");
     }
 }
 

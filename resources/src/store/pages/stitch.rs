@@ -209,6 +209,19 @@ mod tests {
 
     const MIB: u64 = 1 << 20;
 
+    /// A free end begins a block of several pieces only if it is too small for the block alone.
+    #[test]
+    fn an_end_that_is_large_enough_alone_is_not_stitched() {
+        let pages = Pages::new(2 * MIB, 1 << 30, u64::MAX, Policy::default());
+        let candidates = candidates(&[(8 * MIB, PART)], &[]);
+        for (mib, before) in [(8, &[][..]), (9, &[PART][..])] {
+            let chosen = pages.with_free_ends(Whose::Joined(1), false, |ends| {
+                pages.choose_first(ends, &candidates, mib * MIB, false)
+            });
+            assert_eq!(chosen.before, before, "for {mib} MiB");
+        }
+    }
+
     /// Takes a block for the first stream: from new memory, or stitched if the pool may not grow.
     fn take(pages: &mut Pages, device: &SimDevice, mib: u64, may_grow: bool) -> ChunkId {
         let request = Request::new(Layout::new(mib * MIB)).expect("not too large");

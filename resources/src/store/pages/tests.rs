@@ -488,6 +488,21 @@ fn small_requests_leave_large_extents_alone_while_the_pool_may_grow() {
     assert!(bench.pages.take_with_unowned(1, &small).is_none());
 }
 
+/// A large request takes its stream's free extent and an unowned neighbour, also while the pool may grow.
+#[test]
+fn large_requests_join_extents_while_the_pool_may_grow() {
+    let mut bench = Bench::new(16 << 30, u64::MAX);
+    // The free extents of a pool's only stream would join at once.
+    bench.pages.set_one_stream(false);
+    assert!(bench.allocate(1, &request(16 * MIB, 8), FaultPlan::none()));
+    bench.free(0);
+    bench.migrate(1, ANY_STREAM);
+    assert!(bench.allocate(1, &request(8 * MIB, 8), FaultPlan::none()));
+    bench.free(0);
+    bench.pages.note_live(100 * MIB);
+    assert!(bench.pages.take_with_unowned(1, &request(16 * MIB, 8)).is_some());
+}
+
 #[test]
 fn the_maximum_holds_and_refusals_name_it() {
     let mut bench = Bench::new(16 << 30, 20 * MIB);
