@@ -5,12 +5,26 @@
 #
 # With NAME, runs only the models whose names contain it. LOOM_MAX_PREEMPTIONS is the most switches in one
 # order at which a thread could have gone on.
+#
+# Only the tests of these packages have the cfg `millpond_loom`, which cargo cannot set for several packages
+# at once. So this script is also the wrapper through which cargo calls rustc, and then gets rustc's path
+# first. One build of all packages compiles their dependencies once.
 set -euo pipefail
-cd "$(dirname "$0")/.."
+packages=(adaptors plan resources)
 
-for package in adaptors plan resources; do
-    # Only the package itself has the cfg. All other crates are those that `cargo test` builds.
-    program=$(cargo rustc --package "millpond-$package" --lib --profile test --locked --message-format json \
-        -- --cfg millpond_loom | sed -n 's/.*"executable":"\([^"]*\)".*/\1/p')
-    (cd "$package" && "$program" "models${1:+::$1}")
+if [[ -n ${MILLPOND_MODELS_BUILD:-} ]]; then
+    for package in "${packages[@]}"; do
+        [[ " $* " != *" --crate-name millpond_$package "*" --test "* ]] || set -- "$@" --cfg millpond_loom
+    done
+    exec "$@"
+fi
+
+cd "$(dirname "$0")/.."
+programs=$(MILLPOND_MODELS_BUILD=1 RUSTC_WORKSPACE_WRAPPER=$PWD/scripts/models.sh cargo test \
+    "${packages[@]/#/--package=millpond-}" --lib --no-run --locked --message-format json |
+    sed -n 's/.*"executable":"\([^"]*\)".*/\1/p')
+for program in $programs; do
+    package=$(basename "$program")
+    package=${package#millpond_}
+    (cd "${package%-*}" && "$program" "models${1:+::$1}")
 done
