@@ -72,3 +72,17 @@ impl fmt::Display for Reuse {
         f.write_str(if named.is_empty() { "own".to_owned() } else { named.join("/") }.as_str())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_way_is_written_as_it_is_read() {
+        for [ordered, completed, waited] in (0..8).map(|bits: u8| [1, 2, 4].map(|bit| bits & bit != 0)) {
+            let reuse = Reuse { ordered, completed, waited };
+            assert_eq!(reuse.to_string().parse::<Reuse>().expect("it can be read"), reuse);
+        }
+        assert_eq!(Reuse::OWN_STREAM.to_string(), "own");
+    }
+}
