@@ -176,8 +176,18 @@ fn the_launcher_says_why_a_program_cannot_run() {
         let output = command.output().unwrap();
         (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
     };
-    let (code, error) = ended(&mut bench.run(&[], &bench.path("missing")));
-    assert!(code == Some(127) && error.contains("missing: "), "{code:?} {error}");
+    // A program that does not start costs no recording.
+    let file = |name| std::fs::read_to_string(bench.path(name)).ok();
+    std::fs::write(bench.path("log.csv"), "an earlier one").unwrap();
+    for name in ["log.csv", "new.csv"] {
+        let (code, error) = ended(&mut bench.run(&["--record", name], &bench.path("missing")));
+        assert!(code == Some(127) && error.contains("missing: "), "{code:?} {error}");
+    }
+    assert_eq!((file("log.csv").as_deref(), file("new.csv")), (Some("an earlier one"), None));
+    let hidden = |entry: std::io::Result<std::fs::DirEntry>| {
+        entry.unwrap().file_name().to_string_lossy().starts_with(".millpond")
+    };
+    assert!(!std::fs::read_dir(bench.folder.path()).unwrap().any(hidden));
     let (code, error) = ended(&mut bench.run(&[], &bench.path("libcuda.so.1/x")));
     assert!(code == Some(126), "{code:?} {error}");
     let (code, error) = ended(bench.run(&[], &program).env("MILLPOND_RUN_LIBRARY", "none.so"));

@@ -17,6 +17,7 @@ use millpond_snapshot::recording::EventKind;
 use rustix::process::{Pid, Signal, kill_process};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2};
 use signal_hook::iterator::Signals;
+use tempfile::TempPath;
 
 use super::input::named;
 use super::verdict::{Failure, Verdict, report, warn};
@@ -91,14 +92,19 @@ fn started(args: &RunArgs, is_coloured: bool, out: impl Write) -> std::result::R
         (None, true) => Some(folder.path().join("run.csv")),
         (None, false) => None,
     };
-    if let Some(file) = &record {
-        make_way(file).map_err(|error| input(&file.display(), &error))?;
-    }
     let mut command = command(&args.program);
     prepare(&mut command, args, record.as_deref(), folder.path())?;
+    let earlier = match &record {
+        Some(file) => make_way(file).map_err(|error| input(&file.display(), &error))?,
+        None => None,
+    };
     let status = match wait(&mut command) {
         Ok(status) => status,
         Err(error) => {
+            // The program did not start, so the old recording comes back.
+            if let Some((earlier, file)) = earlier.zip(record) {
+                earlier.persist_noclobber(&file).map_err(|error| input(&file.display(), &error.error))?;
+            }
             report(&format!("{}: {error}", Path::new(command.get_program()).display()));
             let is_missing = error.kind() == io::ErrorKind::NotFound;
             return Ok(ExitCode::from(if is_missing { NOT_FOUND } else { NOT_STARTED }));
@@ -113,15 +119,16 @@ fn started(args: &RunArgs, is_coloured: bool, out: impl Write) -> std::result::R
     Ok(code(status))
 }
 
-/// Removes an old recording: the library does not write to a file that exists, because that is another
-/// process's. Anything but a plain file stays.
-fn make_way(file: &Path) -> io::Result<()> {
+/// Moves an old recording away: the library does not write to a file that exists, because that is another
+/// process's. The old recording is deleted when the value is dropped. Anything but a plain file stays.
+fn make_way(file: &Path) -> io::Result<Option<TempPath>> {
     let folder = file.parent().unwrap_or(Path::new("/"));
-    tempfile::tempfile_in(folder)?; // the folder exists and can be written to
+    // Also shows that the folder exists and can be written to.
+    let place = tempfile::Builder::new().prefix(".millpond-earlier-").tempfile_in(folder)?.into_temp_path();
     match fs::symlink_metadata(file) {
-        Ok(data) if data.is_file() => fs::remove_file(file),
+        Ok(data) if data.is_file() => fs::rename(file, &place).map(|()| Some(place)),
         Ok(_) => Err(io::Error::other("is not a plain file; name another one")),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
         Err(error) => Err(error),
     }
 }
