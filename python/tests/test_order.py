@@ -459,6 +459,42 @@ def test_copies_of_pinned_memory_of_the_host_are_done_when_the_call_returns(seed
         assert set(bytes(host)) == {100 + value}
 
 
+@pytest.mark.parametrize("source", ["address", "buffer", "interface"])
+@pytest.mark.parametrize("stream", [0, 1, 2, None])
+def test_a_copy_of_other_memory_is_waited_for_on_a_default_stream_alone(source, stream):
+    """As in RMM. The source changes after the call. None stands for a stream of the program."""
+    seen = set()
+    for seed in range(1, 6):
+        device, resource = watched(seed=seed)
+        pinned = DeviceBuffer(size=5000, mr=mr.PinnedHostMemoryResource(device=device))
+        ctypes.memset(pinned.ptr, 7, 5000)
+        on = Stream(device=device) if stream is None else Stream(stream)
+        address = pinned.ptr if source == "address" else 0
+        copy = DeviceBuffer(ptr=address, size=5000, stream=on, mr=resource)
+        if source == "buffer":
+            copy.copy_from_device(pinned)
+        elif source == "interface":
+            interface = {**pinned.__cuda_array_interface__, "stream": on.ptr or 1}
+            copy.copy_from_device(oracle.Interface(interface))
+        ctypes.memset(pinned.ptr, 9, 5000)
+        seen.update(copy.tobytes())
+    assert seen == {7} if stream is not None else 9 in seen
+
+
+@pytest.mark.parametrize(("stack", "moves"), [("managed", True), ("cuda", False)])
+def test_a_prefetch_is_work_for_its_stream_if_the_memory_can_move(stack, moves):
+    is_busy = set()
+    for seed in range(1, 6):
+        device, resource = watched(stack, seed)
+        own, other = Stream(device=device, flags=1), Stream(device=device, flags=1)
+        buffer = DeviceBuffer(size=5000, stream=own, mr=resource)
+        for value in range(30):
+            buffer.fill(value)
+        buffer.prefetch(stream=other)
+        is_busy.add(not other.query())
+    assert (True in is_busy) is moves
+
+
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs a fork")
 @pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")
 def test_a_forked_child_leaves_the_blocks_alone_that_its_parent_has_kept():
