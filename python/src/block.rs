@@ -7,8 +7,8 @@
 use std::ffi::c_void;
 use std::mem::ManuallyDrop;
 use std::ptr::{null_mut, without_provenance_mut};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::thread::{self, ThreadId};
 
 use parking_lot::Mutex;
@@ -18,7 +18,7 @@ use crate::api::{PerProcess, api, generation};
 use crate::device::{DeviceHandle, StreamHandle};
 use crate::error::{Failure, check};
 use crate::gil;
-use crate::handle::ResourceHandle;
+use crate::handle::{Links, ResourceHandle};
 use crate::oracle::{Mistake, makes};
 use crate::tensor::{CUDA, CUDA_HOST, Foreign};
 
@@ -31,8 +31,8 @@ pub(crate) enum Source {
     /// A resource, which gets the memory back when the block is freed.
     Resource(Arc<ResourceHandle>),
     /// Another library, through DLPack. `lender` is set if the tensor is an export of a block from this
-    /// module.
-    Foreign { tensor: Foreign, device: Arc<DeviceHandle>, lender: Option<Arc<Block>> },
+    /// module. It is dropped before the tensor, whose export hides both uses from the collector.
+    Foreign { lender: Option<Arc<Block>>, tensor: Foreign, device: Arc<DeviceHandle> },
 }
 
 /// Memory that one or more buffers and exports use.
@@ -49,15 +49,42 @@ pub(crate) struct Block {
     thread: Option<ThreadId>,
     /// Whether another library may use the memory on an unknown stream.
     is_at_large: AtomicBool,
-    /// Which owners of the block the garbage collector sees: [`SHOWN`], plus [`HIDDEN`] for each export.
-    seen: AtomicU32,
+    /// Set if the garbage collector has to know of the buffers that use the block. Each of them keeps the
+    /// resource's Python object.
+    seen: OnceLock<Arc<Seen>>,
     made_in: usize,
 }
 
-/// Set if some of the owners are buffers that keep the resource's Python object.
-const SHOWN: u32 = 1;
-/// Added once for each export of the block.
-const HIDDEN: u32 = 2;
+/// A count of the exports of a block, for the garbage collector. An export that ends uses it after the block.
+#[derive(Debug)]
+struct Seen {
+    /// The number of exports, plus 1 after the block's end.
+    hidden: AtomicUsize,
+    resource: Arc<Links>,
+}
+
+impl Seen {
+    fn hide(&self) {
+        if self.hidden.fetch_add(1, Ordering::AcqRel) == 0 {
+            self.resource.count_block(false);
+        }
+    }
+}
+
+/// An owner of a block that the collector does not see. Its use of the block must end before this value does.
+/// If that is the last use, the block is freed while it is hidden, and stays hidden.
+#[derive(Debug)]
+pub(crate) struct Hidden(Option<Arc<Seen>>);
+
+impl Drop for Hidden {
+    fn drop(&mut self) {
+        if let Some(seen) = &self.0
+            && seen.hidden.fetch_sub(1, Ordering::AcqRel) == 1
+        {
+            seen.resource.count_block(true);
+        }
+    }
+}
 
 /// Blocks that have no owner, but that unfinished work on unknown streams may still use.
 struct Kept {
@@ -152,7 +179,7 @@ impl Block {
     fn of(address: usize, bytes: u64, source: Source, stream: Arc<StreamHandle>) -> Arc<Self> {
         let (thread, is_at_large) = (thread_of(stream.raw), AtomicBool::new(false));
         let (source, stream) = (ManuallyDrop::new(source), ManuallyDrop::new(stream));
-        let seen = AtomicU32::new(0);
+        let seen = OnceLock::new();
         Arc::new(Self { address, bytes, source, stream, thread, is_at_large, seen, made_in: generation() })
     }
 
@@ -164,7 +191,7 @@ impl Block {
         lender: Option<Arc<Self>>,
         stream: Arc<StreamHandle>,
     ) -> Arc<Self> {
-        Self::of(tensor.address(), bytes, Source::Foreign { tensor, device, lender }, stream)
+        Self::of(tensor.address(), bytes, Source::Foreign { lender, tensor, device }, stream)
     }
 
     pub(crate) fn device(&self) -> Result<&Arc<DeviceHandle>, Failure> {
@@ -197,35 +224,27 @@ impl Block {
         if !resource.counts_blocks() {
             return None;
         }
-        if self.seen.fetch_or(SHOWN, Ordering::Relaxed) == 0 {
+        self.seen.get_or_init(|| {
+            let resource = resource.links().clone();
             resource.count_block(true);
-        }
+            Arc::new(Seen { hidden: AtomicUsize::new(0), resource })
+        });
         Some(resource.clone())
     }
 
-    /// Returns whether every owner is a buffer that keeps the resource's Python object.
-    pub(crate) fn is_seen(&self) -> bool {
-        self.seen.load(Ordering::Relaxed) == SHOWN
-    }
-
     /// Notes an owner that the collector does not see, such as an export.
-    pub(crate) fn hide(&self) {
-        if self.seen.fetch_add(HIDDEN, Ordering::Relaxed) == SHOWN {
-            self.count(false);
+    pub(crate) fn hide(&self) -> Hidden {
+        let seen = self.seen.get().cloned();
+        if let Some(seen) = &seen {
+            seen.hide();
         }
+        Hidden(seen)
     }
 
-    /// Notes that an export has ended. The caller drops its use of the block next. If this was the last use,
-    /// the block stays hidden, because no Python object keeps it any more.
-    pub(crate) fn unhide(self: &Arc<Self>) {
-        if Arc::strong_count(self) > 1 && self.seen.fetch_sub(HIDDEN, Ordering::Relaxed) == SHOWN + HIDDEN {
-            self.count(true);
-        }
-    }
-
-    fn count(&self, is_more: bool) {
-        if let Source::Resource(resource) = &*self.source {
-            resource.count_block(is_more);
+    /// Notes that the block ends, so that no Python object keeps it any more.
+    fn end_seen(&mut self) {
+        if let Some(seen) = self.seen.take() {
+            seen.hide();
         }
     }
 
@@ -403,7 +422,7 @@ impl Block {
         let (source, stream) =
             unsafe { (std::ptr::read(&raw const self.source), std::ptr::read(&raw const self.stream)) };
         let Self { address, bytes, thread, made_in, .. } = *self;
-        let (is_at_large, seen) = (AtomicBool::new(true), AtomicU32::new(0));
+        let (is_at_large, seen) = (AtomicBool::new(true), OnceLock::new());
         let kept = Self { address, bytes, source, stream, thread, is_at_large, seen, made_in };
         let all = KEPT.get();
         all.blocks.lock().push(kept);
@@ -428,9 +447,9 @@ impl Block {
         if !is_back {
             return py.detach(|| drop(self));
         }
-        // The drop would do this, but it does not run.
-        self.hide();
         let mut this = ManuallyDrop::new(self);
+        // The drop would do this, but it does not run.
+        this.end_seen();
         // SAFETY: each is taken once, and the block is not dropped.
         let (source, stream) =
             unsafe { (ManuallyDrop::take(&mut this.source), ManuallyDrop::take(&mut this.stream)) };
@@ -450,7 +469,7 @@ impl Drop for Block {
     /// A block may end with or without the GIL: in a capsule, in a view of the host, or on a thread that used
     /// it.
     fn drop(&mut self) {
-        self.hide();
+        self.end_seen();
         gil::released(|| {
             // SAFETY: `end` never drops a block after it took these out. A kept block is dropped later.
             unsafe {

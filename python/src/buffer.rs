@@ -372,14 +372,14 @@ impl DeviceBuffer {
             let filled = unsafe { ffi::PyObject_GetBuffer(copy.as_ptr(), buffer, flags) };
             return if filled == 0 { Ok(()) } else { Err(PyErr::fetch(py)) };
         }
-        view.block.hide();
+        let hidden = view.block.hide();
         let (start, size) = (without_provenance_mut(view.address()), view.size as isize);
         // SAFETY: Python's buffer may be filled; the view keeps the memory until Python releases it.
         unsafe {
             if ffi::PyBuffer_FillInfo(buffer, slf.as_ptr(), start, size, 0, flags) != 0 {
                 return Err(PyErr::fetch(py));
             }
-            (*buffer).internal = Box::into_raw(Box::new(view)).cast();
+            (*buffer).internal = Box::into_raw(Box::new((view, hidden))).cast();
         }
         Ok(())
     }

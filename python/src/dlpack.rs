@@ -9,7 +9,7 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 
 use crate::arguments::DL_STREAM;
-use crate::block::{Block, Consumer};
+use crate::block::{Block, Consumer, Hidden};
 use crate::error::Failure;
 use crate::gil;
 use crate::tensor::{
@@ -31,12 +31,8 @@ struct Export<T> {
     strides: [i64; 1],
     view: View,
     consumer: Consumer,
-}
-
-impl<T> Drop for Export<T> {
-    fn drop(&mut self) {
-        self.view.block.unhide();
-    }
+    /// Dropped after `view`.
+    _hidden: Hidden,
 }
 
 impl<T> Export<T> {
@@ -113,14 +109,14 @@ pub(crate) fn export<'py>(
     }
     let stream = consumer_of(stream)?;
     let is_copied = copy == Some(true);
-    let (view, consumer) = py.detach(|| {
+    let (view, consumer, _hidden) = py.detach(|| {
         let view = if is_copied { view.duplicate(&view.stream)? } else { view };
         let consumer = match stream {
             Some(stream) => view.block.lend(stream)?,
             None => Consumer::Unknown,
         };
-        view.block.hide();
-        Ok::<_, Failure>((view, consumer))
+        let hidden = view.block.hide();
+        Ok::<_, Failure>((view, consumer, hidden))
     })?;
     let tensor = DlTensor {
         data: without_provenance_mut(view.address()),
@@ -136,7 +132,7 @@ pub(crate) fn export<'py>(
         let flags = if is_copied { FLAG_COPIED } else { 0 };
         let (context, deleter) = (null_mut(), Some(end_versioned as _));
         let managed = ManagedVersioned { major: MAJOR, minor: MINOR, context, deleter, flags, tensor };
-        let export = Box::into_raw(Box::new(Export { managed, shape, strides, view, consumer }));
+        let export = Box::into_raw(Box::new(Export { managed, shape, strides, view, consumer, _hidden }));
         // SAFETY: the export is new, and stays where it is.
         unsafe {
             (*export).managed.context = export.cast();
@@ -146,7 +142,7 @@ pub(crate) fn export<'py>(
         }
     } else {
         let managed = Managed { tensor, context: null_mut(), deleter: Some(end_plain) };
-        let export = Box::into_raw(Box::new(Export { managed, shape, strides, view, consumer }));
+        let export = Box::into_raw(Box::new(Export { managed, shape, strides, view, consumer, _hidden }));
         // SAFETY: as above.
         unsafe {
             (*export).managed.context = export.cast();

@@ -30,7 +30,7 @@ pub(crate) struct ResourceHandle {
 /// reader could then be the last owner, and end the resource. An end runs the program's code, which the
 /// collector must not do.
 #[derive(Debug)]
-struct Links {
+pub(crate) struct Links {
     raw: Raw,
     /// The number of Python objects that keep the handle.
     objects: AtomicUsize,
@@ -46,6 +46,16 @@ unsafe impl Send for Links {}
 unsafe impl Sync for Links {}
 
 impl Links {
+    /// Adds one to the number of blocks whose owners are all Python objects, or subtracts one from it. A
+    /// thread that reads a larger number also sees that the hidden uses have ended.
+    pub(crate) fn count_block(&self, is_more: bool) {
+        if is_more {
+            self.seen_blocks.fetch_add(1, Ordering::AcqRel);
+        } else {
+            self.seen_blocks.fetch_sub(1, Ordering::AcqRel);
+        }
+    }
+
     /// Returns whether only one Python object keeps the resource. Two kinds of owners do not count: buffers
     /// that keep this object, and resources on top for which the same condition holds.
     ///
@@ -56,7 +66,7 @@ impl Links {
         // SAFETY: the handle is live.
         let owners = unsafe { (api().resource_owners)(self.raw) };
         self.objects.load(Ordering::Relaxed) == 1
-            && handles == 1 + self.seen_blocks.load(Ordering::Relaxed) + above.len()
+            && handles == 1 + self.seen_blocks.load(Ordering::Acquire) + above.len()
             && owners == 1 + above.len()
             // The resources in the list are live while it is locked.
             && above.iter().all(|(handle, links)| links.is_seen(handle.strong_count()))
@@ -65,7 +75,7 @@ impl Links {
 
 /// An object that the collector ends together with the resource that it keeps.
 pub(crate) trait Collected: fmt::Debug + Send + Sync {
-    /// Frees the memory, unless an owner that the collector does not see keeps the memory.
+    /// Ends the use of the memory.
     fn end(&self);
 }
 
@@ -190,13 +200,8 @@ impl ResourceHandle {
         }
     }
 
-    /// Adds one to the number of blocks whose owners are all Python objects, or subtracts one from it.
-    pub(crate) fn count_block(&self, is_more: bool) {
-        if is_more {
-            self.links.seen_blocks.fetch_add(1, Ordering::Relaxed);
-        } else {
-            self.links.seen_blocks.fetch_sub(1, Ordering::Relaxed);
-        }
+    pub(crate) fn links(&self) -> &Arc<Links> {
+        &self.links
     }
 
     /// Returns the default resource of the current device. This call may end the previous default resource,

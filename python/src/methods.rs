@@ -9,6 +9,7 @@ use crate::arguments::{
     buffer_size, copy, destination, dl_device, dl_stream, max_version, new_capacity, new_size, protocol, ptr,
     value,
 };
+use crate::block::Hidden;
 use crate::buffer::{DeviceBuffer, fits};
 use crate::device::{Stream, StreamArgument};
 use crate::dlpack;
@@ -473,8 +474,7 @@ impl DeviceBuffer {
     /// Python calls this function with a buffer that `__getbuffer__` filled.
     unsafe fn __releasebuffer__(&self, buffer: *mut ffi::Py_buffer) {
         // SAFETY: the value came from `__getbuffer__`, and ends here.
-        let view = unsafe { Box::from_raw((*buffer).internal.cast::<View>()) };
-        view.block.unhide();
+        drop(unsafe { Box::from_raw((*buffer).internal.cast::<(View, Hidden)>()) });
     }
 }
 

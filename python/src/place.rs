@@ -34,10 +34,7 @@ impl Deref for Place {
 
 impl Collected for Now {
     fn end(&self) {
-        let ended = {
-            let mut now = self.lock();
-            if now.as_ref().is_some_and(|view| view.block.is_seen()) { now.take() } else { None }
-        };
+        let ended = self.lock().take();
         // Not under the lock: its end may wait.
         drop(ended);
     }
