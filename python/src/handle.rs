@@ -101,10 +101,6 @@ impl Below {
             None => &[],
         }
     }
-
-    fn has_functions(&self) -> bool {
-        self.functions.is_some() || self.resources.iter().any(|it| it.below.has_functions())
-    }
 }
 
 // SAFETY: the library's functions may be called on any thread.
@@ -174,7 +170,12 @@ impl ResourceHandle {
     /// Returns whether the collector has to know of the blocks, because the program's functions may keep
     /// them.
     pub(crate) fn counts_blocks(&self) -> bool {
-        self.below.has_functions()
+        self.below.functions.is_some() || self.has_functions_below()
+    }
+
+    /// Returns whether the resource's end calls the program's functions, as a pool's end does.
+    pub(crate) fn has_functions_below(&self) -> bool {
+        self.below.resources.iter().any(|it| it.counts_blocks())
     }
 
     /// Notes a buffer that keeps a Python object of this resource.

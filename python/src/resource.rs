@@ -568,11 +568,14 @@ impl Resource {
         self._end();
     }
 
-    /// Ends the resource if its end calls the program's functions. A finaliser calls this while the functions
-    /// still work. The functions may use other resources, so this method does not end other resources.
+    /// Ends the resource's buffers and, if the resource's end calls the program's functions, the resource. A
+    /// finaliser calls this while the functions still work. The functions may use other resources, so this
+    /// method does not end other resources.
     fn _finalise(&self) {
-        if self.handle().is_ok_and(|handle| handle.counts_blocks()) {
-            self._end();
+        match self.handle() {
+            Ok(handle) if handle.has_functions_below() => self._end(),
+            Ok(handle) => handle.end_buffers(),
+            Err(_) => {}
         }
     }
 

@@ -373,13 +373,15 @@ def test_blocks_of_a_cycle_go_back_by_the_functions_of_the_program(has_pool, cap
     assert capfd.readouterr().err == ""
 
 
-def test_resources_that_the_functions_of_a_cycle_use_are_whole_until_its_end():
+@pytest.mark.parametrize("has_functions", [False, True])
+def test_resources_that_the_functions_of_a_cycle_use_are_whole_until_its_end(has_functions):
     """The collector may finalise the lower resource before the resource whose functions use it."""
     device = millpond.Device("sim:1GiB")
     free = device.memory_info()[0]
 
     def make(order):
         kept, made = [], {}
+        base = mr.StatisticsResourceAdaptor(mr.CudaMemoryResource(device=device))
 
         def allocate(nbytes, stream, made=made):
             return made["base"].allocate(nbytes, stream)
@@ -387,16 +389,25 @@ def test_resources_that_the_functions_of_a_cycle_use_are_whole_until_its_end():
         def deallocate(ptr, nbytes, stream, made=made, kept=kept):
             made["base"].deallocate(ptr, nbytes, stream)
 
+        def give_back(ptr, nbytes, stream, kept=kept):
+            base.deallocate(ptr, nbytes, stream)
+
         for name in order:
-            if name == "base":
-                made["base"] = mr.StatisticsResourceAdaptor(mr.CudaMemoryResource(device=device))
-            else:
+            if name == "own":
                 made["own"] = mr.CallbackMemoryResource(allocate, deallocate, device=device)
+            elif has_functions:
+                made["base"] = mr.CallbackMemoryResource(base.allocate, give_back, device=device)
+            else:
+                made["base"] = base
         pool = mr.PoolMemoryResource(made["own"], 1 << 20)
         kept += [DeviceBuffer(size=10, mr=resource) for resource in (made["own"], pool)]
+        return kept[0].__dlpack__()
 
     for order in (("base", "own"), ("own", "base")):
-        make(order)
+        export = make(order)
+        gc.collect()
+        assert device.memory_info()[0] < free, "the export keeps the cycle"
+        del export
         gc.collect()
         assert device.memory_info()[0] == free, order
 
