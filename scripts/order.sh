@@ -25,7 +25,7 @@ if [[ -z ${BINARY:-} ]]; then
 fi
 BINARY=$(realpath "$BINARY")
 cores=${CORES:-$(nproc)} round=${ROUND:-10000000} limit=${SECONDS_AT_MOST:-1000000000}
-# The texts of some stacks name files beside the tests.
+# The texts of some stacks name files by paths from this folder.
 [[ ! -d tests ]] || cd tests
 rounds=$(((operations + round * cores - 1) / (round * cores)))
 last=$((first + 100000 * (cores * rounds - 1)))

@@ -240,9 +240,8 @@ thrust() {
     done
 }
 
-# The examples find CUDA's runtime library next to nvcc. One was linked with the simulated device, which has the
-# functions of driver and runtime in one library. So that one names only the runtime, and the driver is loaded
-# before it.
+# The examples find CUDA's runtime library next to nvcc. OpenVM's was linked with the simulated device, where
+# one library has the functions of driver and runtime. It names only the runtime, so the driver is preloaded.
 integrations() {
     local example libraries=/usr/local/cuda/lib64
     for example in integrations/*; do
