@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Runs the models: loom runs their threads in every possible order.
+# Runs the models: loom runs their threads in every order with a limited number of preemptions.
 #
 #   scripts/models.sh [NAME]
 #

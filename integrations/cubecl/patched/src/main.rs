@@ -68,6 +68,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         counters.allocations.total, counters.bytes.peak, counters.bytes.current
     );
     assert!(counters.bytes.peak >= (VALUES * 4) as i64, "cubecl took its memory elsewhere");
+    assert_eq!(counters.bytes.current, 0, "memory is left");
     println!("OK");
     Ok(())
 }
