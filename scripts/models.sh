@@ -23,8 +23,8 @@ cd "$(dirname "$0")/.."
 programs=$(MILLPOND_MODELS_BUILD=1 RUSTC_WORKSPACE_WRAPPER=$PWD/scripts/models.sh cargo test \
     "${packages[@]/#/--package=millpond-}" --lib --no-run --locked --message-format json |
     sed -n 's/.*"executable":"\([^"]*\)".*/\1/p')
-for program in $programs; do
-    package=$(basename "$program")
-    package=${package#millpond_}
-    (cd "${package%-*}" && "$program" "models${1:+::$1}")
+for package in "${packages[@]}"; do
+    program=$(grep "/millpond_$package-[0-9a-f]*$" <<<"$programs")
+    "$program" --list models | grep -q ': test$' || { echo "$package has no models" >&2; exit 1; }
+    (cd "$package" && "$program" "models${1:+::$1}")
 done

@@ -109,15 +109,16 @@ pub(crate) fn export<'py>(
     }
     let stream = consumer_of(stream)?;
     let is_copied = copy == Some(true);
-    let (view, consumer, _hidden) = py.detach(|| {
+    let (view, consumer) = py.detach(|| {
         let view = if is_copied { view.duplicate(&view.stream)? } else { view };
         let consumer = match stream {
             Some(stream) => view.block.lend(stream)?,
             None => Consumer::Unknown,
         };
-        let hidden = view.block.hide();
-        Ok::<_, Failure>((view, consumer, hidden))
+        Ok::<_, Failure>((view, consumer))
     })?;
+    // With the GIL, so that a collection does not see the change halfway.
+    let _hidden = view.block.hide();
     let tensor = DlTensor {
         data: without_provenance_mut(view.address()),
         device: DlDevice { kind: device.0, number: device.1 },

@@ -66,7 +66,8 @@ impl Links {
         // SAFETY: the handle is live.
         let owners = unsafe { (api().resource_owners)(self.raw) };
         self.objects.load(Ordering::Relaxed) == 1
-            && handles == 1 + self.seen_blocks.load(Ordering::Acquire) + above.len()
+            // The count is less than zero for a moment if an export begins while another one ends.
+            && handles == self.seen_blocks.load(Ordering::Acquire).wrapping_add(1 + above.len())
             && owners == 1 + above.len()
             // The resources in the list are live while it is locked.
             && above.iter().all(|(handle, links)| links.is_seen(handle.strong_count()))

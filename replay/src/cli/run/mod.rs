@@ -5,7 +5,7 @@ use std::fs;
 use std::io::{self, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, ExitCode, ExitStatus};
+use std::process::{Child, Command, ExitCode, ExitStatus};
 use std::thread;
 
 use clap::Args;
@@ -98,18 +98,20 @@ fn started(args: &RunArgs, is_coloured: bool, out: impl Write) -> std::result::R
         Some(file) => make_way(file).map_err(|error| input(&file.display(), &error))?,
         None => None,
     };
-    let status = match wait(&mut command) {
-        Ok(status) => status,
+    let mut started = || -> io::Result<(Signals, Child)> { Ok((signals()?, command.spawn()?)) };
+    let (signals, child) = match started() {
+        Ok(started) => started,
         Err(error) => {
-            // The program did not start, so the old recording comes back.
             if let Some((earlier, file)) = earlier.zip(record) {
-                earlier.persist_noclobber(&file).map_err(|error| input(&file.display(), &error.error))?;
+                put_back(earlier, &file)?;
             }
             report(&format!("{}: {error}", Path::new(command.get_program()).display()));
             let is_missing = error.kind() == io::ErrorKind::NotFound;
             return Ok(ExitCode::from(if is_missing { NOT_FOUND } else { NOT_STARTED }));
         }
     };
+    drop(earlier);
+    let status = wait(child, signals).map_err(|error| input(&"the program", &error))?;
     if let Some(file) = record
         && let Err(failure) = end(&file, args, is_coloured, out)
     {
@@ -131,6 +133,14 @@ fn make_way(file: &Path) -> io::Result<Option<TempPath>> {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
         Err(error) => Err(error),
     }
+}
+
+/// Moves an old recording back, because the program did not start.
+fn put_back(earlier: TempPath, file: &Path) -> std::result::Result<(), Failure> {
+    earlier.persist_noclobber(file).or_else(|failed| {
+        let kept = failed.path.keep().map_err(|failed| input(&file.display(), &failed.error))?;
+        Err(input(&format!("the earlier recording is now {}", kept.display()), &failed.error))
+    })
 }
 
 /// Returns the command of the program. A script of Python need not be executable.
@@ -243,13 +253,17 @@ fn ignored() -> impl Fn(i32) -> bool {
     move |signal| mask >> (signal - 1) & 1 == 1
 }
 
-/// Starts the program and waits for it. A signal that a terminal sends reaches the program, too, so this
-/// process ignores it. Other signals are passed on.
-fn wait(command: &mut Command) -> io::Result<ExitStatus> {
+/// Collects the signals that this process does not ignore. The program is started after that, so that none
+/// is lost.
+fn signals() -> io::Result<Signals> {
     let is_ignored = ignored();
     let known = [SIGINT, SIGQUIT, SIGTERM, SIGHUP, SIGUSR1, SIGUSR2];
-    let mut signals = Signals::new(known.into_iter().filter(|signal| !is_ignored(*signal)))?;
-    let mut child = command.spawn()?;
+    Signals::new(known.into_iter().filter(|signal| !is_ignored(*signal)))
+}
+
+/// Waits for the program. A signal that a terminal sends reaches the program, too, so this process ignores
+/// it. Other signals are passed on.
+fn wait(mut child: Child, mut signals: Signals) -> io::Result<ExitStatus> {
     let (id, handle) = (Pid::from_child(&child), signals.handle());
     thread::scope(|scope| {
         scope.spawn(move || {
