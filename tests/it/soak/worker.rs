@@ -90,8 +90,8 @@ impl<'a> Worker<'a> {
         }
     }
 
-    /// Four of five blocks or batches are one block alone. A stream that waits for one block of a batch might also
-    /// wait for another one, and so hide that the resource forgot to.
+    /// Four of five launches write one block. A stream that waits for one block of a batch might also wait
+    /// for another one, and so hide that the resource forgot to.
     fn allocate(&mut self, count: usize) -> Result<usize> {
         let count = if self.rng.percent(80) { 1 } else { count };
         let index = self.random_stream();
