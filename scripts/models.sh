@@ -25,6 +25,6 @@ programs=$(MILLPOND_MODELS_BUILD=1 RUSTC_WORKSPACE_WRAPPER=$PWD/scripts/models.s
     sed -n 's/.*"executable":"\([^"]*\)".*/\1/p')
 for package in "${packages[@]}"; do
     program=$(grep "/millpond_$package-[0-9a-f]*$" <<<"$programs")
-    "$program" --list models | grep -q ': test$' || { echo "$package has no models" >&2; exit 1; }
+    [[ $("$program" --list models) == *": test"* ]] || { echo "$package has no models" >&2; exit 1; }
     (cd "$package" && "$program" "models${1:+::$1}")
 done
