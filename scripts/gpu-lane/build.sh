@@ -6,8 +6,8 @@
 # DIR (gpu-lane by default, which git ignores) then holds the test binaries with GPU tests, the library that
 # makes CUDA's calls fail, the replay binary, the logs, libmillpond and the example of Thrust, the files that
 # Numba's own tests need (from pip and the network), run.sh and a MANIFEST. Copy DIR to the GPU machine and
-# start run.sh there. That machine needs an NVIDIA driver, and a glibc at least as new as the one named in
-# MANIFEST, but no Rust.
+# start run.sh there. That machine needs an NVIDIA driver, xz, and a glibc at least as new as the one
+# named in MANIFEST, but no Rust.
 set -euo pipefail
 
 usage() {

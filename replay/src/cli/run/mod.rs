@@ -102,10 +102,10 @@ fn started(args: &RunArgs, is_coloured: bool, out: impl Write) -> std::result::R
     let (signals, child) = match started() {
         Ok(started) => started,
         Err(error) => {
+            report(&format!("{}: {error}", Path::new(command.get_program()).display()));
             if let Some((earlier, file)) = earlier.zip(record) {
                 put_back(earlier, &file)?;
             }
-            report(&format!("{}: {error}", Path::new(command.get_program()).display()));
             let is_missing = error.kind() == io::ErrorKind::NotFound;
             return Ok(ExitCode::from(if is_missing { NOT_FOUND } else { NOT_STARTED }));
         }

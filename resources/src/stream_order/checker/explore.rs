@@ -42,18 +42,32 @@ pub(crate) trait Model: Copy + Eq + Hash + Debug {
 
 /// The counts of a visit.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Visited {
+struct Visited {
     /// The states. No two of them have the same shape.
-    pub(crate) states: usize,
+    states: usize,
     /// The steps between them.
-    pub(crate) steps: usize,
+    steps: usize,
     /// The first state that breaks a rule, and the steps to it.
-    pub(crate) broken: Option<String>,
+    broken: Option<String>,
+}
+
+/// Asserts that no state of this scale breaks the rule or the invariant, and prints how many there are.
+pub(crate) fn keeps_the_rule<M: Model>(scale: M::Scale) {
+    let Visited { states, steps, broken } = explore::<M>(scale, None);
+    println!("{scale:?}: {states} states, {steps} steps");
+    assert!(broken.is_none(), "{}", broken.unwrap_or_default());
+}
+
+/// Asserts that a state breaks the rule with this mistake, and prints how.
+pub(crate) fn finds<M: Model>(mistake: M::Mistake, scale: M::Scale) {
+    let Visited { states, broken, .. } = explore::<M>(scale, Some(mistake));
+    let story = broken.unwrap_or_else(|| panic!("{mistake:?} is not found in {states} states"));
+    println!("{mistake:?}, {scale:?}, {states} states: {}", story.lines().next().unwrap_or_default());
 }
 
 /// Visits all states that can be reached, and stops at the first state that breaks the rule. It also stops at
 /// a broken part on which shapes rely, and without a mistake at any broken part.
-pub(crate) fn explore<M: Model>(scale: M::Scale, mistake: Option<M::Mistake>) -> Visited {
+fn explore<M: Model>(scale: M::Scale, mistake: Option<M::Mistake>) -> Visited {
     let actions = M::actions(scale);
     let start = M::start(scale).shape(scale);
     let mut numbers = FxHashMap::from_iter([(start, 0)]);
