@@ -7,6 +7,9 @@
 # lines give, for each target, the executions, the seconds of processor time, the covered edges, and the
 # inputs that failed. Ends with an error if an input failed. scripts/fuzz-lane/build.sh makes the folder of
 # this script.
+#
+# WORK is a folder that keeps the inputs found: a later run with the same folder goes on from them. With
+# MERGE=0, the run ends without the merge, and OUT gets no corpora.
 set -uo pipefail
 cd "$(dirname "$0")"
 seconds=${1:?run.sh SECONDS [OUT [JOBS [TARGET...]]]}
@@ -15,10 +18,20 @@ jobs=${3:-$(nproc)}
 targets=("${@:4}")
 if ((${#targets[@]} == 0)); then mapfile -t targets < <(ls corpora); fi
 most_failures=20
+rm -rf "$out/logs"
 mkdir -p "$out/failed" "$out/logs"
 out=$(cd "$out" && pwd)
-work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
+if [[ -n ${WORK:-} ]]; then
+    mkdir -p "$WORK"
+    work=$(cd "$WORK" && pwd) || exit 2
+    rm -rf "$work/merged"
+elif [[ ${MERGE:-1} == 0 ]]; then
+    echo "MERGE=0 needs WORK, where the inputs stay" >&2
+    exit 2
+else
+    work=$(mktemp -d)
+    trap 'rm -rf "$work"' EXIT
+fi
 deadline=$((SECONDS + seconds))
 # SQLite defines two arrays of one name, which is no mistake.
 export ASAN_OPTIONS=detect_odr_violation=0
@@ -66,12 +79,16 @@ fi
 count=$((jobs - python_jobs > ${#targets[@]} ? jobs - python_jobs : ${#targets[@]}))
 for ((job = 0; job < count; job++)); do fuzz "${targets[job % ${#targets[@]}]}" "$job" & done
 wait
-for target in "${targets[@]}"; do
-    while (($(jobs -rp | wc -l) >= jobs)); do wait -n; done
-    merge "$target" &
-done
-wait
-tar -C "$work/merged" -c . | xz -6 >"$out/corpora.tar.xz"
+kept=$work
+if [[ ${MERGE:-1} != 0 ]]; then
+    kept=$work/merged
+    for target in "${targets[@]}"; do
+        while (($(jobs -rp | wc -l) >= jobs)); do wait -n; done
+        { merge "$target" || echo "the merge of $target was not whole" >&2; } &
+    done
+    wait
+    tar -C "$kept" -c . | xz -6 >"$out/corpora.tar.xz"
+fi
 
 # On a busy machine, an input may only have waited. So each input that took too long runs again, alone.
 mkdir -p "$out/slow"
@@ -91,10 +108,10 @@ for target in "${targets[@]}"; do
     executions=$(cat "$out/logs/$target."*.[0-9]* |
         awk '/stat::number_of_executed_units/ { sum += $2 } END { print sum + 0 }')
     used=$(cat "$out/logs/$target."*.times | awk '{ sum += $1 + $2 } END { printf "%.0f", sum }')
-    edges=$(grep -aoE '[0-9]+ new coverage edges' "$out/logs/$target.merge" | tail -n 1)
-    inputs=$(find "$work/merged/$target" -type f | wc -l)
+    edges=$(cat "$out/logs/$target.merge" 2>/dev/null | grep -aoE '[0-9]+ new coverage edges' | tail -n 1)
+    inputs=$(find "$kept/$target" -type f | wc -l)
     wrong=$(find "$out/failed" -name "$target-*" | wc -l)
-    failed=$((failed + wrong))
+    failed=$((failed + wrong + (executions == 0)))
     printf '%-10s %12s %10s %8s %8s %8s\n' "$target" "$executions" "$used" "${edges%% *}" "$inputs" "$wrong"
 done
 if ((python_jobs > 0)); then

@@ -80,6 +80,8 @@ struct Program {
     memories: Vec<*mut Memory>,
     deferrals: Vec<*mut Deferral>,
     mallocs: Vec<*mut c_void>,
+    /// A pool of the driver may be out of the device's reach now, though its resources say otherwise.
+    has_revoked: bool,
 }
 
 /// The device of `millpond_malloc`, of managers and of a default resource, whose tables remember each device.
@@ -156,6 +158,16 @@ impl Program {
     fn device_of(&self, resource: *mut Resource) -> *mut Device {
         let held = self.resources.iter().find(|held| held.resource == resource);
         held.map_or(null_mut(), |held| held.device)
+    }
+
+    /// Returns whether the device may use the resource's blocks. A pool of the host's memory may be out of
+    /// its reach.
+    fn is_reached(&self, resource: *mut Resource) -> bool {
+        let [mut by_device, mut by_host] = [false; 2];
+        // SAFETY: the handle is live, and the results are valid for writes.
+        let status =
+            unsafe { millpond_resource_accessibility(resource, &raw mut by_device, &raw mut by_host) };
+        is_ok(status) && by_device && !self.has_revoked
     }
 
     fn shares(&mut self, resource: *mut Resource) {
@@ -333,7 +345,7 @@ impl Program {
                         assert!(!is_ok(status), "a free of {wrong} bytes, not {}", block.bytes);
                     }
                 }
-                9 | 10 if live > 0 => {
+                9 | 10 if live > 0 && self.is_reached(self.blocks[number % live].of) => {
                     let block = self.blocks[number % live];
                     let (count, device) = (block.bytes.min(64), self.device_of(block.of));
                     let mut host = [0_u8; 64];
@@ -405,7 +417,11 @@ impl Program {
                         3 => millpond_memory_pool_get_attribute(pool, size as u32 % 16, &raw mut value),
                         4 => millpond_memory_pool_set_attribute(pool, number as u32 % 16, size),
                         5 => millpond_memory_pool_trim(pool, size, &raw mut value),
-                        6 => millpond_memory_pool_set_access(pool, device, number as u32),
+                        6 => {
+                            let status = millpond_memory_pool_set_access(pool, device, number as u32);
+                            self.has_revoked |= status == Status::Ok && number == 0;
+                            status
+                        }
                         _ => millpond_memory_pool_resource(pool, &raw mut made),
                     });
                     self.keep(made, device, false);
