@@ -19,9 +19,10 @@
 # A step that fails or hangs does not stop the others; the exit code is 0 if every step passed. Output goes to
 # the folder $OUT (gpu-out by default): gpu.log, summary.tsv and the replays' tables and JSON. Environment:
 # STEP_SECONDS limits one command (240), REPEAT is the passes of a replay on the GPU (3), SANITIZER_OPS the
-# operations under the sanitizer (20000), TOOLS_OPS those under each tool (1000000), BUSY_FIRST the operations
-# of each log with kernels (16000). The soaks read MILLPOND_SOAK_*. After SOAK_SECONDS (300), no long soak
-# starts; SOAK_PROCESSES (4) is their number on each GPU.
+# operations under the sanitizer (20000), TOOLS the tools (all four), TOOLS_OPS the operations under each of
+# them (1000000), RACECHECK_PROCESSES the processes that share racecheck's operations (4), and BUSY_FIRST the
+# operations of each log with kernels (16000). The soaks read MILLPOND_SOAK_*. After SOAK_SECONDS (300), no
+# long soak starts; SOAK_PROCESSES (4) is their number on each GPU.
 set -uo pipefail
 
 out=${OUT:-gpu-out}
@@ -157,23 +158,32 @@ checked() {
     tests
 }
 
-# The tools share the GPUs of the machine.
+# The tools share the GPUs of the machine. racecheck is the slowest: several processes share its operations,
+# each with seeds of its own.
 tools() {
-    local stacks=3 gpus tool index=0 code start=$SECONDS
+    local stacks=3 gpus gpu=0 tool job jobs code start=$SECONDS parts=${RACECHECK_PROCESSES:-4}
     gpus=$(nvidia-smi -L | wc -l)
     local -A running=()
-    for tool in memcheck racecheck synccheck initcheck; do
-        CUDA_VISIBLE_DEVICES=$((index++ % gpus)) MILLPOND_SOAK_OPS=$((${TOOLS_OPS:-1000000} / stacks)) \
-            timeout -k 10 "$limit" "$sanitizer" --tool "$tool" --error-exitcode 99 tests/millpond-tests.it \
-            --ignored --test-threads=1 --nocapture no_block_is_shared >"$out/$tool.log" 2>&1 </dev/null &
-        running[$tool]=$!
+    for tool in ${TOOLS:-memcheck synccheck initcheck racecheck}; do
+        jobs=1
+        if [[ $tool == racecheck ]]; then jobs=$parts; fi
+        for ((job = 0; job < jobs; job++)); do
+            CUDA_VISIBLE_DEVICES=$gpu MILLPOND_SOAK_SEED=$((${MILLPOND_SOAK_SEED:-1} + 4 * job)) \
+                MILLPOND_SOAK_OPS=$(((${TOOLS_OPS:-1000000} + stacks * jobs - 1) / stacks / jobs)) \
+                timeout -k 10 "$limit" "$sanitizer" --tool "$tool" --error-exitcode 99 \
+                tests/millpond-tests.it --ignored --test-threads=1 --nocapture no_block_is_shared \
+                >"$out/$tool.$job.log" 2>&1 </dev/null &
+            running[$tool.$job]=$!
+            gpu=$(((gpu + 1) % gpus))
+        done
     done
-    for tool in "${!running[@]}"; do
-        wait "${running[$tool]}"
+    if ((${#running[@]} == 0)); then record tools 1 0; fi
+    for job in "${!running[@]}"; do
+        wait "${running[$job]}"
         code=$?
-        cp "$out/$tool.log" "$one"
-        record "soak under $tool" "$code" "$((SECONDS - start))"
-        grep -aE 'ERROR SUMMARY|^soak of' "$one" | sed 's/^/   /'
+        cp "$out/$job.log" "$one"
+        record "soak under $job" "$code" "$((SECONDS - start))"
+        grep -aE 'ERROR SUMMARY|RACECHECK SUMMARY|^soak of' "$one" | sed 's/^/   /'
     done
 }
 
