@@ -366,7 +366,7 @@ fn missing_paths(rows: &[&str]) -> Vec<String> {
 #[test]
 fn layers_are_listed_and_tested() {
     let all = files();
-    let subjects = file("tests/it/subjects/mod.rs").text;
+    let subjects = file("testkit/src/stacks.rs").text;
     let mut problems = Vec::new();
     for folder in ["adaptors", "resources"] {
         let library = file(&format!("{folder}/src/lib.rs")).text;
@@ -424,7 +424,7 @@ fn unlisted(folder: &str, layers: &[LayerModule], library: &str, subjects: &str)
                 .push(format!("{folder}/src/lib.rs: LAYERS has {entries} entries of {module}: {names:?}"));
         }
         for name in names.iter().filter(|name| !subjects.contains(name.as_str())) {
-            problems.push(format!("tests/it/subjects/mod.rs: `{name}` is not tested"));
+            problems.push(format!("testkit/src/stacks.rs: `{name}` is not tested"));
         }
     }
     problems

@@ -15,6 +15,7 @@
 //! | [`Checked`] | a wrapper that reports all blocks to the simulated device and the shadow |
 //! | [`Several`] | several resources of one device behind one, so that they compete for the device's memory |
 //! | [`shadow`] | the plain model of an allocator, for comparison |
+//! | [`stacks`] | the list of stacks for tests of all resources and adaptors |
 //! | [`layer_docs`] | the options of layers as documentation pages, made from their entries |
 //! | [`events`] | hears millpond's `tracing` events in a test |
 //! | [`own_process`] | runs a test in its own process |
@@ -45,6 +46,7 @@ mod rng;
 mod several;
 pub mod shadow;
 pub mod size;
+pub mod stacks;
 mod statistics_check;
 pub mod watch;
 

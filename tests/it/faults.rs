@@ -8,7 +8,7 @@ use millpond::stack::StackSpec;
 use millpond_testkit::canary::{CanaryLayer, WrongLayer};
 use millpond_testkit::conformance::Subject;
 use millpond_testkit::faults::{self, Ways};
-use millpond_testkit::size;
+use millpond_testkit::{size, stacks};
 
 use crate::subjects;
 
@@ -16,7 +16,7 @@ use crate::subjects;
 fn every_driver_call_of_every_stack_may_fail() {
     let subjects = subjects::wanted();
     // A pair of adaptors makes the same driver calls as each alone.
-    let pairs: Vec<String> = subjects::pairs().collect();
+    let pairs: Vec<String> = stacks::pairs().collect();
     let in_every_way = |stack: &str| {
         let is_plain = !stack.contains(':') && stack.matches('+').count() < 2;
         is_plain || size::is_thorough() && !pairs.iter().any(|pair| pair == stack)

@@ -12,11 +12,10 @@ use millpond::adaptors::logging::LoggingLayer;
 use millpond::resources::{CudaMemoryResource, PoolLayer};
 use millpond::{DeviceMemoryResourceExt, Layout};
 use millpond_engine::log::{Action, LogReader};
-use millpond_testkit::conformance::Subject;
 use millpond_testkit::program::{self, Config, StatisticsCheck, Summary, Sweep};
 use millpond_testkit::race::Race;
 use millpond_testkit::shadow::ShadowAllocator;
-use millpond_testkit::size;
+use millpond_testkit::{size, stacks};
 
 use crate::subjects;
 
@@ -27,19 +26,12 @@ const OPERATIONS: u64 = 2_000_000;
 /// Races of eight threads over each stack.
 const RACES: u64 = 2;
 
-/// Returns a stack's share of the operations. Host-accessible memory is real memory, and each block is a
-/// mapping: one operation there costs as much as a hundred elsewhere.
-fn share(subject: &Subject) -> u64 {
-    let of_host = ["managed", "pinned_host", "host", "system", "sam_headroom"];
-    if of_host.iter().any(|base| subject.name().contains(base)) { 1 } else { 20 }
-}
-
 #[test]
 fn programs_on_every_stack_keep_the_order() {
     let wanted = size::named("MILLPOND_ORDER_OPS").unwrap_or(OPERATIONS);
     let first = size::named("MILLPOND_ORDER_FROM").unwrap_or(0);
     let subjects = subjects::wanted();
-    let shares: u64 = subjects.iter().map(share).sum();
+    let shares: u64 = subjects.iter().map(stacks::share).sum();
     let mut failed = Vec::new();
     let mut total = Summary::default();
     for (subject, index) in subjects.iter().zip(0..) {
@@ -48,7 +40,7 @@ fn programs_on_every_stack_keep_the_order() {
         let config = Config::for_subject(subject).command(command);
         // Each stack gets its own programs.
         let seeds = (first + index * 10_000_000)..u64::MAX;
-        let operations = (wanted * share(subject)).div_ceil(shares);
+        let operations = (wanted * stacks::share(subject)).div_ceil(shares);
         let sweep = Sweep::operations(operations).seeds(seeds).or_seed_of_environment();
         match program::sweep(&sweep, &config, &|driver| subject.build(driver)) {
             Ok(summary) => {
@@ -71,11 +63,11 @@ fn programs_on_every_stack_keep_the_order() {
 #[test]
 fn a_layer_that_submits_work_keeps_the_order_wherever_it_stands() {
     let mut failed = Vec::new();
-    let subjects = subjects::with_submitted_work();
+    let subjects = stacks::with_submitted_work(&subjects::builder());
     assert!(subjects.len() > 80, "{}", subjects.len());
     for (subject, index) in subjects.iter().zip(0..) {
         let config = Config::for_subject(subject).verify_out_of_memory(false);
-        let operations = size::of(250, 500) * share(subject);
+        let operations = size::of(250, 500) * stacks::share(subject);
         let sweep = Sweep::operations(operations).seeds(index * 1_000_000..u64::MAX);
         if let Err(failure) = program::sweep(&sweep, &config, &|driver| subject.build(driver)) {
             failed.push(failure.to_string());
