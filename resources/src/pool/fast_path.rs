@@ -4,9 +4,7 @@ use std::ptr;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use millpond_core::{
-    ALLOCATION_ALIGNMENT, DeviceMemoryResource, DevicePtr, Error, FailureTally, Layout, Result, StreamRef,
-};
+use millpond_core::{ALLOCATION_ALIGNMENT, DeviceMemoryResource, DevicePtr, Layout, Result, StreamRef};
 
 use crate::block_map::BlockEntry;
 use crate::heap::request::{Request, Whose};
@@ -16,6 +14,7 @@ use crate::pool::arena::{Arena, Arenas, BatchFree, Shard};
 use crate::pool::cache::stream_cache::StreamCache;
 use crate::pool::cache::thread_cache::{self, Lease};
 use crate::pool::cache::thread_counts::add;
+use crate::pool::central::observe::{observe_allocation, observe_free};
 use crate::pool::heaps::Reclaim;
 use crate::sync::spin_lock::SpinGuard;
 
@@ -38,13 +37,18 @@ impl<R: DeviceMemoryResource> PoolMemoryResource<R> {
         stream: StreamRef,
         size: BlockSize,
     ) -> Result<DevicePtr> {
-        match self.stream_cache(stream) {
-            Some(stream_cache) => match self.pop(stream_cache, layout, size) {
-                Some(ptr) => Ok(ptr),
-                None => self.allocate_past_cache(stream_cache, layout, stream),
-            },
-            None => self.allocate_without_cache(layout, stream),
-        }
+        observe_allocation!(
+            self,
+            layout,
+            stream,
+            match self.stream_cache(stream) {
+                Some(stream_cache) => match self.pop(stream_cache, layout, size) {
+                    Some(ptr) => Ok(ptr),
+                    None => self.allocate_past_cache(stream_cache, layout, stream),
+                },
+                None => self.allocate_without_cache(layout, stream),
+            }
+        )
     }
 
     /// Frees a block of this size.
@@ -56,16 +60,22 @@ impl<R: DeviceMemoryResource> PoolMemoryResource<R> {
         stream: StreamRef,
         size: BlockSize,
     ) {
-        match self.stream_cache(stream) {
-            Some(stream_cache) => self.deallocate_through_cache(stream_cache, ptr, layout, stream, size),
-            None => self.deallocate_without_cache(ptr, layout, stream),
-        }
+        observe_free!(
+            self,
+            ptr,
+            stream,
+            match self.stream_cache(stream) {
+                Some(stream_cache) => self.deallocate_through_cache(stream_cache, ptr, layout, stream, size),
+                None => self.deallocate_without_cache(ptr, layout, stream),
+            }
+        );
     }
 
     /// Allocates from the calling thread's stream cache alone.
     #[inline]
     pub(crate) fn allocate_from_cache(&self, layout: Layout, stream: StreamRef) -> Option<DevicePtr> {
-        self.pop(self.stream_cache(stream)?, layout, BlockSize::of(layout.bytes()))
+        let size = BlockSize::of(layout.bytes());
+        observe_allocation!(self, layout, stream, self.pop(self.stream_cache(stream)?, layout, size))
     }
 
     /// Frees a block to the calling thread's stream cache, if that takes it without an eviction; returns
@@ -75,10 +85,15 @@ impl<R: DeviceMemoryResource> PoolMemoryResource<R> {
         let Some(stream_cache) = self.stream_cache(stream) else { return false };
         let Some(entry) = self.shared.block_map.find(ptr.address()) else { return false };
         let bytes = layout.bytes();
-        self.push(stream_cache, ptr, entry, bytes, BlockSize::of(bytes))
+        let is_free = self.push(stream_cache, ptr, entry, bytes, BlockSize::of(bytes))
             || (!stream_cache.has_large()
                 && !stream_cache.thread.frees_for_limits().1
-                && self.push_large(stream_cache, ptr, entry, bytes))
+                && self.push_large(stream_cache, ptr, entry, bytes));
+        if is_free {
+            // The block is in the cache, so no heap has changed.
+            observe_free!(self, ptr, stream, ());
+        }
+        is_free
     }
 
     /// Allocates a block from the stream cache.
@@ -248,16 +263,6 @@ impl<R: DeviceMemoryResource> PoolMemoryResource<R> {
             }
         }
         Ok(ptr)
-    }
-
-    /// Returns the failed requests.
-    pub(crate) fn failures(&self) -> &FailureTally {
-        &self.central.failures
-    }
-
-    #[cold]
-    pub(crate) fn failed(&self, error: Error) -> Error {
-        self.central.failures.noted(error).in_stack(self)
     }
 
     /// Frees a block that the stream cache did not take as a small one.

@@ -299,6 +299,16 @@ impl<R: DeviceMemoryResource> PoolMemoryResource<R> {
         self.options
     }
 
+    /// Returns the failed requests.
+    pub(crate) fn failures(&self) -> &FailureTally {
+        &self.central.failures
+    }
+
+    #[cold]
+    pub(crate) fn failed(&self, error: Error) -> Error {
+        self.central.failures.noted(error).in_stack(self)
+    }
+
     /// Runs one step of the pool's [`Decay`]: returns memory to the driver that the pool has not needed
     /// recently. Returns the number of bytes released. `now` is the time since a fixed moment. This moment
     /// must be the same for all calls. The step does not wait for the device.

@@ -62,7 +62,7 @@ mod collect;
 mod device_books;
 mod incremental;
 mod ladder;
-mod observe;
+pub(crate) mod observe;
 mod oom_report;
 mod peer_access;
 mod peer_pool;
@@ -140,7 +140,7 @@ pub(crate) struct CentralCore {
     /// The memory checker that is attached to the process.
     pub(crate) checked: Option<Checked>,
     #[cfg(all(test, not(millpond_loom)))]
-    follower: Option<tie::follow::Shared>,
+    follower: Option<tie::calls::Shared>,
 }
 
 /// The options of a pool and the traits of its upstream that its ladder depends on.
@@ -231,7 +231,7 @@ pub(crate) struct State {
     /// The resource was dropped, and all its memory returned.
     is_closed: bool,
     #[cfg(all(test, not(millpond_loom)))]
-    follower: Option<tie::follow::Shared>,
+    follower: Option<tie::calls::Shared>,
 }
 
 impl State {
@@ -362,7 +362,7 @@ impl<R: DeviceMemoryResource> Central<R> {
         };
         let name = Name::new(format!("{upstream}+{layer}"));
         #[cfg(all(test, not(millpond_loom)))]
-        let follower = tie::follow::wanted();
+        let follower = tie::calls::wanted();
         let state = State {
             rules,
             heaps,

@@ -2,29 +2,25 @@
 //!
 //! The pool tells each step under its lock ([`observe`](crate::pool::central::observe)), and the driver tells
 //! the calls that order work. The follower takes the step in the model, compares all beliefs about streams,
-//! and checks the rule and the invariant. Of the blocks, it follows a few addresses in large blocks over
-//! regions: the heap must give them the owner and the epoch that the model gives them. Over pages it follows
-//! no block, since memory has several addresses there.
+//! and checks the rule and the invariant. Of the blocks, it follows a few addresses, in regions, pages,
+//! arenas and stream caches: the heap that has the memory must give it the owner and the epoch that the model
+//! gives.
 //!
 //! A thread of the model holds one value. So each event and each record that the pool holds is one of its
 //! threads. The end of a call gives up the events that are left.
 
-use std::cell::Cell;
 use std::collections::{BTreeMap, VecDeque};
-use std::ops::Range;
-use std::sync::Arc;
 
+use millpond_core::StreamId;
 use millpond_core::driver::Event;
-use millpond_core::{DevicePtr, StreamId, StreamRef};
 use millpond_testkit::hooked::OrderCall;
-use parking_lot::Mutex;
 use rustc_hash::FxHashMap;
 
 use super::large::model::{Action, Block, Call, Epochs, Id, Place, Scale, Stage, State as Model, Stream};
 use super::large::{BLOCKS, Epoch as Small, STREAMS, THREADS};
+use crate::heap::chunk::Chunk;
 use crate::pool::central::State;
 use crate::pool::central::collect::{Donor, RecordedEvent};
-use crate::pool::heaps::LARGE;
 use crate::stream_order::streams::PendingRecord;
 use crate::stream_order::{ANY_STREAM, Epoch, Owner};
 
@@ -34,54 +30,32 @@ const SCALE: Scale =
 /// The number of steps that a failure tells.
 const TOLD: usize = 30;
 
-/// The least bytes of a block with a followed address. An arena has no such block.
-const LEAST: u64 = (1 << 20) + 1;
-
 /// Why the follower stops in a program of many streams, which is no mistake.
 pub(super) const TOO_MANY: &str = "the program has more streams than the model";
 
-pub(crate) type Shared = Arc<Mutex<Follower>>;
-
-thread_local! {
-    static WANTED: Cell<bool> = const { Cell::new(false) };
-}
-
-/// Returns a new follower, if the pool that this thread builds is to have one.
-pub(crate) fn wanted() -> Option<Shared> {
-    WANTED.get().then(|| Arc::new(Mutex::new(Follower::new())))
-}
-
-/// Builds a pool with a follower.
-pub(super) fn followed<T>(build: impl FnOnce() -> T) -> T {
-    WANTED.set(true);
-    let built = build();
-    WANTED.set(false);
-    built
-}
-
 /// An address in a block.
 #[derive(Clone, Copy, Default, Debug)]
-struct Probe {
-    addr: u64,
+pub(super) struct Probe {
+    pub(super) addr: u64,
     /// Whether the model has its block.
-    is_followed: bool,
+    pub(super) is_followed: bool,
     /// Whether the program has its block.
-    is_held: bool,
+    pub(super) is_held: bool,
     /// The number of calls under way when a call took its block.
-    taken_in: usize,
+    pub(super) taken_in: usize,
     /// The stream on which the program freed its block, if the block is in a cache since then.
-    freed_on: Option<StreamId>,
+    pub(super) freed_on: Option<StreamId>,
 }
 
 /// The model of a pool in a program.
 #[derive(Debug)]
 pub(crate) struct Follower {
-    model: Box<Model>,
+    pub(super) model: Box<Model>,
     /// The stream of each of the model's streams that the pool knows.
     ids: [Option<StreamId>; STREAMS],
-    probes: [Probe; BLOCKS],
+    pub(super) probes: [Probe; BLOCKS],
     /// The stream of each call under way that allocates, the innermost last: calls interrupt each other.
-    takers: Vec<Option<StreamId>>,
+    pub(super) takers: Vec<Option<StreamId>>,
     /// The number of calls that were under way when each thread of the model began to hold its value.
     depths: [usize; THREADS],
     /// The stream on which each event was recorded last.
@@ -94,7 +68,7 @@ pub(crate) struct Follower {
 }
 
 impl Follower {
-    fn new() -> Self {
+    pub(super) fn new() -> Self {
         Self {
             model: Box::new(Model::START),
             ids: [None; STREAMS],
@@ -108,7 +82,7 @@ impl Follower {
         }
     }
 
-    fn fail(&mut self, why: String) {
+    pub(super) fn fail(&mut self, why: String) {
         self.failed
             .get_or_insert_with(|| format!("the pool and the model differ: {why}\nafter {:?}", self.last));
     }
@@ -199,7 +173,7 @@ impl Follower {
     }
 
     /// Compares the places of the followed addresses, and takes the steps that moved them.
-    fn look(&mut self, state: &State) {
+    pub(super) fn look(&mut self, state: &State) {
         for block in 0..BLOCKS {
             if self.probes[block].is_followed && self.failed.is_none() {
                 self.look_at(state, block);
@@ -208,9 +182,9 @@ impl Follower {
     }
 
     fn look_at(&mut self, state: &State, block: usize) {
-        let Probe { addr, freed_on, .. } = self.probes[block];
+        let Probe { addr, .. } = self.probes[block];
         let (place, id) = (self.model.blocks[block].place, block as Id);
-        let Some(chunk) = state.heaps.store.chunk_at(addr) else {
+        let Some(chunk) = memory_at(state, addr) else {
             if place != Place::Unowned {
                 self.fail(format!("memory is gone, and block {block} is {place:?}"));
             }
@@ -228,12 +202,14 @@ impl Follower {
             return;
         }
         let (owner, epoch) = (chunk.owner(), chunk.epoch());
-        if place == Place::Live {
-            let stream = freed_on.and_then(|id| self.name(id));
-            let Some(stream) = stream else {
-                return self.fail(format!("block {block} is free, and the program has it"));
+        if self.model.blocks[block].place == Place::Live {
+            // A call may give back memory that it took.
+            let probe = &mut self.probes[block];
+            let by_call = if probe.is_held { None } else { self.takers.last().copied().flatten() };
+            let Some(stream) = probe.freed_on.take().or(by_call) else {
+                return self.fail(format!("block {block} is free, and nothing freed it"));
             };
-            self.probes[block].freed_on = None;
+            let Some(stream) = self.name(stream) else { return };
             self.act(Action::Free { block: id, stream });
             self.act(Action::EndFree { block: id });
         }
@@ -257,7 +233,7 @@ impl Follower {
         self.model.blocks[block].place = found;
     }
 
-    fn drop_block(&mut self, block: usize) {
+    pub(super) fn drop_block(&mut self, block: usize) {
         self.model.blocks[block] = Block::NEW;
         self.probes[block].is_followed = false;
     }
@@ -358,8 +334,8 @@ impl Follower {
             let Probe { addr, is_followed, .. } = self.probes[block];
             let is_owned = matches!(self.model.blocks[block].place, Place::Free { .. });
             let is_unowned = || {
-                let chunk = state.heaps.store.chunk_at(addr);
-                chunk.is_some_and(|chunk| !chunk.is_in_use() && chunk.owner() == ANY_STREAM)
+                let found = memory_at(state, addr);
+                found.is_some_and(|chunk| !chunk.is_in_use() && chunk.owner() == ANY_STREAM)
             };
             if is_followed && is_owned && is_unowned() {
                 self.act(Action::Disown { thread, block: block as Id });
@@ -428,7 +404,7 @@ impl Follower {
     }
 
     /// Gives up all values that the innermost call holds.
-    fn give_up(&mut self) {
+    pub(super) fn give_up(&mut self) {
         while let Some(thread) = self.found(|call| *call != Call::Idle) {
             self.act(Action::GiveUp { thread });
             if self.failed.is_some() {
@@ -443,14 +419,21 @@ impl Follower {
     pub(super) fn called(&mut self, call: OrderCall) {
         match call {
             OrderCall::Recorded(event, on) => {
-                let Some(of) = self.name(on.id()) else { return };
+                let at = self.ids.iter().position(|it| *it == Some(on.id()));
                 let is = |call: &Call| match *call {
-                    Call::Record { stream, is_made, .. } => stream == of && !is_made,
+                    Call::Record { stream, is_made, .. } => Some(stream.into()) == at && !is_made,
                     _ => false,
                 };
-                if let Some(thread) = self.thread("makes this record", is) {
-                    self.events.insert(event, on.id());
-                    self.act(Action::MakeRecord { thread });
+                match self.found(is) {
+                    Some(thread) => {
+                        self.events.insert(event, on.id());
+                        self.act(Action::MakeRecord { thread });
+                    }
+                    None if self.events.contains_key(&event) => {
+                        self.fail("no thread makes this record".to_owned());
+                    }
+                    // Another pool's event.
+                    None => {}
                 }
             }
             OrderCall::Reached(event) => {
@@ -459,8 +442,8 @@ impl Follower {
                 }
             }
             OrderCall::Waits(waiter, event) => {
-                let Some(stream) = self.name(waiter.id()) else { return };
                 for thread in self.holders(event, false) {
+                    let Some(stream) = self.name(waiter.id()) else { return };
                     self.act(Action::Wait { thread, stream });
                 }
             }
@@ -497,69 +480,11 @@ impl Follower {
     }
 }
 
-/// Returns the addresses of a block, with the bytes that the pool has rounded the request up to.
-fn range(state: &State, ptr: DevicePtr, bytes: u64) -> Range<u64> {
-    let first = ptr.address();
-    let chunk = state.heaps.store.chunk_at(first).filter(|_| bytes >= LEAST);
-    first..first + chunk.filter(|chunk| chunk.addr == first).map_or(bytes, |chunk| chunk.bytes)
-}
-
-/// The calls of the program.
-impl Follower {
-    pub(super) fn begins(&mut self, state: &State, taker: Option<StreamRef>) {
-        // A call that this one interrupts may have taken a block.
-        self.look(state);
-        self.takers.push(taker.map(|stream| stream.id()));
-    }
-
-    /// The program frees a block on a stream that comes after all work on it.
-    pub(super) fn frees(&mut self, state: &State, ptr: DevicePtr, bytes: u64, stream: StreamRef) {
-        let range = range(state, ptr, bytes);
-        for probe in self.probes.iter_mut().filter(|probe| probe.is_held && range.contains(&probe.addr)) {
-            (probe.is_held, probe.freed_on) = (false, Some(stream.id()));
-        }
-    }
-
-    /// The program has got a block.
-    pub(super) fn got(&mut self, state: &State, ptr: DevicePtr, bytes: u64, stream: StreamRef) {
-        let range = range(state, ptr, bytes);
-        let entry = state.heaps.shared.block_map.find(ptr.address());
-        let is_of_arena = entry.is_none_or(|entry| entry.block().0 != LARGE);
-        let mut is_new = bytes >= LEAST && !is_of_arena && !state.heaps.maps_pages();
-        for block in 0..BLOCKS {
-            if !(range.contains(&self.probes[block].addr) && self.probes[block].is_followed) {
-                continue;
-            }
-            is_new = false;
-            self.probes[block].is_held = true;
-            let freed_on = self.probes[block].freed_on.take();
-            if freed_on.is_some_and(|freed_on| freed_on != stream.id()) {
-                self.fail(format!("block {block} passes from a cache to another stream"));
-            }
-            if is_of_arena {
-                self.drop_block(block);
-            }
-        }
-        let place = self.probes.iter().position(|probe| !probe.is_followed);
-        if let Some(block) = place.filter(|_| is_new) {
-            let addr = ptr.address() + bytes / 2;
-            self.probes[block] =
-                Probe { addr, is_followed: true, is_held: true, taken_in: 0, freed_on: None };
-        }
-    }
-
-    /// The call is over. A block that it took for other purposes, such as a span, is followed no more.
-    pub(super) fn ends(&mut self, state: &State) {
-        self.look(state);
-        self.give_up();
-        for block in 0..BLOCKS {
-            let Probe { is_followed, is_held, taken_in, freed_on, .. } = self.probes[block];
-            let is_own = taken_in >= self.takers.len();
-            let is_live = self.model.blocks[block].place == Place::Live;
-            if is_followed && is_live && is_own && !is_held && freed_on.is_none() {
-                self.drop_block(block);
-            }
-        }
-        self.takers.pop();
-    }
+/// Returns the chunk that owns the memory at an address. An arena's span is a chunk in use of the store, and
+/// holds chunks of its own.
+pub(super) fn memory_at(state: &State, addr: u64) -> Option<Chunk> {
+    let chunk = *state.heaps.store.chunk_at(addr)?;
+    let of_arena =
+        || state.heaps.shared.arenas.each().find_map(|(_, arena)| arena.heap.chunk_at(addr).copied());
+    Some(if chunk.is_in_use() { of_arena().unwrap_or(chunk) } else { chunk })
 }

@@ -1,6 +1,6 @@
 //! Follows pools in the testkit's random programs.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -15,7 +15,8 @@ use millpond_testkit::program::{self, Config};
 use millpond_testkit::size;
 use parking_lot::Mutex;
 
-use super::follow::{Shared, TOO_MANY, followed};
+use super::calls::{Shared, followed};
+use super::seen::Seen;
 use crate::{CallbackMemoryResource, CudaMemoryResource, PagesMode, PoolLayer, PoolMemoryResource};
 
 /// After this number of calls, a program also returns memory, and time passes for decay.
@@ -42,12 +43,12 @@ impl Pair {
     fn new(driver: &DriverHandle, layer: PoolLayer) -> Result<Arc<Self>> {
         let hooked = HookedDriver::new(driver.clone());
         let cuda = CudaMemoryResource::new(hooked.clone());
-        let pool = followed(|| cuda.layer(layer))?;
-        let follower = pool.central.core().follower.clone().expect("the pool is followed");
+        let (pool, followers) = followed(|| cuda.layer(layer));
         let create = || driver.stream_create(StreamFlags::NON_BLOCKING);
         let streams = [create()?, create()?];
         let other = Mutex::new(Other { streams, blocks: VecDeque::new(), seen: 0, is_inside: false });
-        let pair = Arc::new(Self { pool, follower, calls: AtomicU64::new(0), other });
+        let follower = followers.into_iter().next().expect("the pool is followed");
+        let pair = Arc::new(Self { pool: pool?, follower, calls: AtomicU64::new(0), other });
         let watcher = Arc::downgrade(&pair);
         hooked.watch_order(move |call| {
             if let Some(pair) = watcher.upgrade() {
@@ -56,31 +57,6 @@ impl Pair {
             }
         });
         Ok(pair)
-    }
-
-    fn allocate(&self, layout: Layout, stream: StreamRef) -> Result<DevicePtr> {
-        self.follower.lock().begins(&self.pool.central.core().state.lock(), Some(stream));
-        let got = self.pool.allocate(layout, stream);
-        let state = self.pool.central.core().state.lock();
-        let mut follower = self.follower.lock();
-        follower.freed(&state);
-        if let Ok(ptr) = &got {
-            follower.got(&state, *ptr, layout.bytes(), stream);
-        }
-        follower.ends(&state);
-        got
-    }
-
-    fn deallocate(&self, ptr: DevicePtr, layout: Layout, stream: StreamRef) {
-        {
-            let state = self.pool.central.core().state.lock();
-            let mut follower = self.follower.lock();
-            follower.begins(&state, None);
-            follower.frees(&state, ptr, layout.bytes(), stream);
-        }
-        // SAFETY: the program's promise, or the other thread's block.
-        unsafe { self.pool.deallocate(ptr, layout, stream) };
-        self.ends();
     }
 
     /// Lets the other thread allocate or free in the middle of a call.
@@ -97,10 +73,11 @@ impl Pair {
             (count, other.streams[(count / 2 % 2) as usize], freed)
         };
         match freed {
-            Some((ptr, layout, stream)) => self.deallocate(ptr, layout, stream),
+            // SAFETY: the other thread's block, which no work uses.
+            Some((ptr, layout, stream)) => unsafe { self.pool.deallocate(ptr, layout, stream) },
             None => {
                 let layout = Layout::new((1 + count % 3) << 20);
-                if let Ok(ptr) = self.allocate(layout, stream) {
+                if let Ok(ptr) = self.pool.allocate(layout, stream) {
                     self.other.lock().blocks.push_back((ptr, layout, stream));
                 }
             }
@@ -112,16 +89,10 @@ impl Pair {
     fn tidy(&self) {
         let count = self.calls.fetch_add(1, Ordering::Relaxed) + 1;
         if count.is_multiple_of(CALLS_PER_TRIM) {
-            self.follower.lock().begins(&self.pool.central.core().state.lock(), None);
+            let _call = self.pool.central.core().begins(None);
             _ = self.pool.decay_step(Duration::from_secs(count));
             _ = self.pool.trim((count % 7) << 20);
-            self.ends();
         }
-    }
-
-    fn ends(&self) {
-        let state = self.pool.central.core().state.lock();
-        self.follower.lock().ends(&state);
     }
 }
 
@@ -131,7 +102,8 @@ impl Drop for Pair {
         *is_inside = true;
         let (streams, blocks) = (*streams, std::mem::take(blocks));
         for (ptr, layout, stream) in blocks {
-            self.deallocate(ptr, layout, stream);
+            // SAFETY: the other thread's block, which no work uses.
+            unsafe { self.pool.deallocate(ptr, layout, stream) };
         }
         for stream in streams {
             // SAFETY: nothing uses the stream any more.
@@ -146,11 +118,12 @@ fn build(driver: &DriverHandle, layer: PoolLayer, found: &Mutex<Option<Shared>>)
     *found.lock() = Some(Arc::clone(&pair.follower));
     let other = Arc::clone(&pair);
     let allocate = move |layout, stream| {
-        let got = pair.allocate(layout, stream);
+        let got = pair.pool.allocate(layout, stream);
         pair.tidy();
         got
     };
-    let deallocate = move |ptr, layout, stream| other.deallocate(ptr, layout, stream);
+    // SAFETY: the program's promise.
+    let deallocate = move |ptr, layout, stream| unsafe { other.pool.deallocate(ptr, layout, stream) };
     // SAFETY: both functions pass the call on to the pool.
     Ok(Arc::new(unsafe { CallbackMemoryResource::new(driver.clone(), allocate, deallocate) }))
 }
@@ -168,27 +141,20 @@ fn the_model_follows_the_pool_in_programs() {
         (PoolLayer::new().pages(PagesMode::On), usual),
     ];
     let (programs, mut seed) = (size::of(20, 400), 0);
-    let mut taken = BTreeMap::<String, u64>::new();
+    let mut seen = Seen::default();
     for (layer, config) in &cases {
         for _ in 0..programs {
             let found = Mutex::new(None);
             let run = program::run(seed, config, &|driver| build(driver, *layer, &found));
-            if let Some(follower) = found.lock().take() {
-                let follower: &Shared = &follower;
-                let follower = follower.lock();
-                let failed = follower.failed.as_deref().filter(|why| !why.contains(TOO_MANY));
-                assert!(failed.is_none(), "seed {seed}: {}", failed.unwrap_or_default());
-                for (name, count) in &follower.taken {
-                    *taken.entry(name.clone()).or_default() += count;
-                }
+            if let Some(follower) = found.into_inner() {
+                seen.note(&follower).unwrap_or_else(|why| panic!("seed {seed}: {why}"));
             }
-            if let Err(failure) = run {
-                panic!("{failure}");
-            }
+            seen.operations += run.unwrap_or_else(|failure| panic!("{failure}")).operations;
+            seen.programs += 1;
             seed += 1;
         }
     }
-    println!("{seed} programs, {} steps: {taken:?}", taken.values().sum::<u64>());
+    println!("{seen}: {:?}", seen.taken);
     // Two are not certain: the pool skips a record after an error, and only decay disowns block by block.
-    assert!(taken.len() >= 20, "most of the model's 22 actions are taken");
+    assert!(seen.taken.len() >= 20, "most of the model's 22 actions are taken");
 }
