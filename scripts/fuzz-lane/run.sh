@@ -92,9 +92,9 @@ fi
 
 # On a busy machine, an input may only have waited. So each input that took too long runs again, alone.
 mkdir -p "$out/slow"
-for input in "$out"/failed/*-timeout-*; do
+for input in "$out"/failed/*-{timeout,slow-unit}-*; do
     if [[ ! -e $input ]]; then continue; fi
-    target=${input##*/} target=${target%-timeout-*}
+    target=${input##*/} target=${target%%-*}
     # shellcheck disable=SC2046
     if MILLPOND_FUZZ=$target ./fuzz $(flags_of "$target") "$input" >>"$out/logs/slow" 2>&1 </dev/null; then
         mv "$input" "$out/slow/"
