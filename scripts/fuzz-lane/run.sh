@@ -5,8 +5,8 @@
 # merges and minimises the corpora. OUT (out by default) holds the inputs that failed, the inputs that were
 # slow only once, the corpora as one archive, and logs. A process whose input failed starts again. The last
 # lines give, for each target, the executions, the seconds of processor time, the covered edges, and the
-# inputs that failed. Ends with an error if an input failed. scripts/fuzz-lane/build.sh makes the folder of
-# this script.
+# inputs that failed. Ends with an error if an input failed, or if a target executed none.
+# scripts/fuzz-lane/build.sh makes the folder of this script.
 #
 # WORK is a folder that keeps the inputs found: a later run with the same folder goes on from them. With
 # MERGE=0, the run ends without the merge, and OUT gets no corpora.

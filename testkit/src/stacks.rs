@@ -1,7 +1,7 @@
 //! The list of stacks for tests of all resources and adaptors. A new resource or adaptor adds its line here.
 //!
-//! The function [`all`] returns the stacks of the list, and [`with_submitted_work`] puts a layer that submits
-//! work into each. The texts name the files of plans from the folder of another package.
+//! [`Builder::all`] returns the stacks of the list, and [`Builder::with_submitted_work`] puts a layer that
+//! submits work into each. The texts name the files of plans from the folder of another package.
 
 use std::iter;
 
@@ -134,7 +134,7 @@ impl Knows {
     }
 }
 
-/// Builds the stacks of the list, and says how a test looks into them.
+/// Makes the list's stacks, with what a test needs to look into them.
 #[derive(Clone, Debug)]
 pub struct Builder {
     table: LayerTable,
@@ -158,25 +158,44 @@ impl Builder {
             .decayed_by(self.decay);
         if knows.shares_pools { subject.shares_pools() } else { subject }
     }
-}
 
-/// Returns every resource, every adaptor on plain CUDA and on the pool, and every ordered pair of accounting
-/// adaptors on the pool. Requests have at most `largest_bytes`.
-pub fn all(builder: &Builder, largest_bytes: u64) -> Vec<Subject> {
-    let subject = |text: &str, knows: Knows| {
-        let knows = knows.up_to(knows.largest_bytes.min(largest_bytes));
-        let subject = builder.subject(text, knows).statistics(knows.statistics).refuses(knows.refusals);
-        if knows.hands_on { subject.hands_on() } else { subject }
-    };
-    let mut all: Vec<Subject> = RESOURCES.iter().map(|&(text, knows)| subject(text, knows)).collect();
-    for adaptor in ADAPTORS.iter().chain(SIMPLE_ADAPTORS) {
-        // A free block that is large enough for a request may be too small after alignment.
-        let statistics = if adaptor.starts_with("aligned") { Counts } else { Exact };
-        all.push(subject(&format!("cuda+{adaptor}"), Knows::nothing()));
-        all.push(subject(&format!("{POOL}+{adaptor}"), Knows::its_blocks(statistics)));
+    /// Returns every resource, every adaptor on plain CUDA and on the pool, and every ordered pair of
+    /// accounting adaptors on the pool. Requests have at most `largest_bytes`.
+    pub fn all(&self, largest_bytes: u64) -> Vec<Subject> {
+        let subject = |text: &str, knows: Knows| {
+            let knows = knows.up_to(knows.largest_bytes.min(largest_bytes));
+            let subject = self.subject(text, knows).statistics(knows.statistics).refuses(knows.refusals);
+            if knows.hands_on { subject.hands_on() } else { subject }
+        };
+        let mut all: Vec<Subject> = RESOURCES.iter().map(|&(text, knows)| subject(text, knows)).collect();
+        for adaptor in ADAPTORS.iter().chain(SIMPLE_ADAPTORS) {
+            // A free block that is large enough for a request may be too small after alignment.
+            let statistics = if adaptor.starts_with("aligned") { Counts } else { Exact };
+            all.push(subject(&format!("cuda+{adaptor}"), Knows::nothing()));
+            all.push(subject(&format!("{POOL}+{adaptor}"), Knows::its_blocks(statistics)));
+        }
+        all.extend(pairs().map(|text| subject(&text, Knows::its_blocks(Exact))));
+        all
     }
-    all.extend(pairs().map(|text| subject(&text, Knows::its_blocks(Exact))));
-    all
+
+    /// Returns every resource with the layer `zeroing` above each layer of its stack in turn.
+    pub fn with_submitted_work(&self) -> Vec<Subject> {
+        let insert = |&(text, knows): &(&str, Knows)| {
+            let spec: StackSpec = text.parse().unwrap_or_else(|error| panic!("{text}: {error}"));
+            let texts: Vec<String> = (1..=spec.layers().len())
+                .map(|place| {
+                    let mut layers: Vec<String> = spec.layers().iter().map(ToString::to_string).collect();
+                    layers.insert(place, "zeroing".to_owned());
+                    layers.join("+")
+                })
+                // Such a pool can map pages only directly over `cuda`.
+                .filter(|text| !text.contains("zeroing+pool:pages=on"))
+                .collect();
+            iter::zip(texts, iter::repeat(knows))
+        };
+        let stacks = RESOURCES.iter().filter(|(text, _)| !text.contains("zeroing")).flat_map(insert);
+        stacks.map(|(text, knows)| self.subject(&text, knows)).collect()
+    }
 }
 
 /// Returns a stack's share of a test's operations. Host-accessible memory is real memory, and each block is a
@@ -190,23 +209,4 @@ pub fn share(subject: &Subject) -> u64 {
 pub fn pairs() -> impl Iterator<Item = String> {
     let with = |first| ADAPTORS.iter().map(move |second| format!("{POOL}+{first}+{second}"));
     ADAPTORS.iter().flat_map(with)
-}
-
-/// Returns every resource with the layer `zeroing` above each layer of its stack in turn.
-pub fn with_submitted_work(builder: &Builder) -> Vec<Subject> {
-    let insert = |&(text, knows): &(&str, Knows)| {
-        let spec: StackSpec = text.parse().unwrap_or_else(|error| panic!("{text}: {error}"));
-        let texts: Vec<String> = (1..=spec.layers().len())
-            .map(|place| {
-                let mut layers: Vec<String> = spec.layers().iter().map(ToString::to_string).collect();
-                layers.insert(place, "zeroing".to_owned());
-                layers.join("+")
-            })
-            // Such a pool can map pages only directly over `cuda`.
-            .filter(|text| !text.contains("zeroing+pool:pages=on"))
-            .collect();
-        iter::zip(texts, iter::repeat(knows))
-    };
-    let stacks = RESOURCES.iter().filter(|(text, _)| !text.contains("zeroing")).flat_map(insert);
-    stacks.map(|(text, knows)| builder.subject(&text, knows)).collect()
 }

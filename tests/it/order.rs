@@ -63,7 +63,7 @@ fn programs_on_every_stack_keep_the_order() {
 #[test]
 fn a_layer_that_submits_work_keeps_the_order_wherever_it_stands() {
     let mut failed = Vec::new();
-    let subjects = stacks::with_submitted_work(&subjects::builder());
+    let subjects = subjects::builder().with_submitted_work();
     assert!(subjects.len() > 80, "{}", subjects.len());
     for (subject, index) in subjects.iter().zip(0..) {
         let config = Config::for_subject(subject).verify_out_of_memory(false);

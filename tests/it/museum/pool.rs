@@ -457,18 +457,20 @@ impl Copy {
         copy
     }
 
-    /// Runs the tests over the pool with a mistake.
-    fn cargo_test(&self, mistake: usize, arguments: &[&str], is_thorough: bool) -> Run {
+    /// Runs the unit tests at their ordinary size, or the programs of `it` thoroughly, over the pool with a
+    /// mistake.
+    fn cargo_test(&self, mistake: usize, are_units: bool, filter: &str) -> Run {
         let mut cargo = Command::new(env!("CARGO"));
         cargo
             .args(["test", "--locked", "-p", "millpond-resources"])
-            .args(arguments)
+            .args(if are_units { &["--lib"][..] } else { &["--test", "it"] })
+            .arg(filter)
             .current_dir(&self.sources)
             .env("CARGO_TARGET_DIR", &self.target)
             .env("MILLPOND_MISTAKE", mistake.to_string())
             .env_remove("MILLPOND_THOROUGH")
             .env_remove("MILLPOND_ORDER_OPS");
-        if is_thorough {
+        if !are_units {
             cargo.env("MILLPOND_THOROUGH", "1");
         }
         let output = cargo.output().expect("cargo can be run");
@@ -481,9 +483,8 @@ impl Copy {
     fn look_for(&self, number: usize, mistake: &Mistake) -> Option<String> {
         let start = Instant::now();
         // Unit tests may have modules of the same names.
-        let is_unit = mistake.test.starts_with("tie");
-        let binary: &[&str] = if is_unit { &["--lib"] } else { &["--test", "it"] };
-        let run = self.cargo_test(number, &[binary, &[&format!("{}::", mistake.test)]].concat(), !is_unit);
+        let are_units = mistake.test.starts_with("tie");
+        let run = self.cargo_test(number, are_units, &format!("{}::", mistake.test));
         let found = run.said.lines().find(|line| line.contains(mistake.found));
         let shown: String = found.unwrap_or("NOT FOUND").chars().take(160).collect();
         println!("{number}, {} s: {}: {shown}", start.elapsed().as_secs(), mistake.name);
@@ -527,8 +528,8 @@ fn mistakes_of_the_pool_are_found() {
         return;
     }
     let copy = Copy::new();
-    for (arguments, is_thorough) in [(&["--no-run"][..], true), (&[], true), (&["--lib", "tie::"], false)] {
-        let right = copy.cargo_test(0, arguments, is_thorough);
+    for are_units in [false, true] {
+        let right = copy.cargo_test(0, are_units, "");
         assert!(right.passed, "without a mistake: {}", right.end());
     }
     let look = |(mistake, number)| copy.look_for(number, mistake);

@@ -9,7 +9,7 @@ use millpond::stack::LayerTable;
 use millpond::{AnyResource, DeviceMemoryResourceExt, Result, downcast};
 use millpond_testkit::canary::ZeroingLayer;
 use millpond_testkit::conformance::{Refusals, Subject};
-use millpond_testkit::stacks::{self, Builder};
+use millpond_testkit::stacks::Builder;
 
 /// Stacks whose whole memory belongs to a scope for captured graphs.
 const SCOPED: &[&str] =
@@ -36,7 +36,7 @@ pub(crate) fn all() -> Vec<Subject> {
 
 /// Returns the same, for requests of at most this many bytes.
 pub(crate) fn all_up_to(largest_bytes: u64) -> Vec<Subject> {
-    let mut all = stacks::all(&builder(), largest_bytes);
+    let mut all = builder().all(largest_bytes);
     all.extend(SCOPED.iter().map(|text| {
         Subject::new(format!("{text} (in a scope)"), |driver| scoped::build(text, driver))
             .refuses(Refusals::ALL)

@@ -78,14 +78,14 @@ fn the_model_follows_every_pool_of_every_stack() {
     let builder = Builder::new(table, validate, decay);
     let only = variable("MILLPOND_SUBJECT");
     let is_wanted = |subject: &Subject| only.as_deref().is_none_or(|only| only == subject.name());
-    let subjects = stacks::all(&builder, u64::MAX);
+    let subjects = builder.all(u64::MAX);
     let shares: u64 = subjects.iter().map(stacks::share).sum();
     let of_list = subjects.iter().zip(0..).filter(|(subject, _)| is_wanted(subject));
     let programs = of_list.map(|(subject, index)| {
         let operations = (wanted * stacks::share(subject)).div_ceil(shares);
         follow(subject, &Config::for_subject(subject), first + index * 10_000_000, operations)
     });
-    let subjects = stacks::with_submitted_work(&builder);
+    let subjects = builder.with_submitted_work();
     let of_list = subjects.iter().zip(0..).filter(|(subject, _)| is_wanted(subject));
     let with_work = of_list.map(|(subject, index)| {
         let config = Config::for_subject(subject).verify_out_of_memory(false);
