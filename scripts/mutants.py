@@ -305,7 +305,11 @@ def refused_by_compiler(messages: list[dict], tree: Path) -> dict[int, str]:
     for message in messages:
         spans = [(span, False) for span in sorted(message["spans"], key=lambda span: not span["is_primary"])]
         # The parts that the compiler would change may lie elsewhere.
-        spans += [(span, True) for child in message["children"] for span in child["spans"]]
+        proposed = [span for child in message["children"] for span in child["spans"]]
+        spans += [(span, True) for span in proposed]
+        # An arm that a `match` lacks lies between the two.
+        primary = message["spans"][:1]
+        spans += [(first | {"byte_end": last["byte_end"]}, False) for first in primary for last in proposed]
         for span, is_whole_line in spans:
             file = tree / span["file_name"]
             text = file.read_bytes() if file.is_file() else b""
@@ -388,6 +392,10 @@ def keep_binaries(messages: list[dict], folder: Path) -> list[dict]:
     (folder / "bin").mkdir(exist_ok=True)
     programs = defaultdict(list)
     for message in messages:
+        for file in message.get("filenames", []):
+            # A test preloads it, and finds it beside its own program.
+            if Path(file).name == "libmillpond_shim.so":
+                shutil.copy2(file, folder / "bin")
         if not message.get("executable") or not message["profile"]["test"]:
             continue
         cwd = Path(message["manifest_path"]).parent
@@ -418,6 +426,9 @@ def keep_python(messages: list[dict], folder: Path) -> list[dict]:
     shutil.rmtree(site, ignore_errors=True)
     for part in ("millpond", "tests"):
         shutil.copytree(source / part, site / part)
+    shutil.copytree(folder / "src/capi/include", site / "millpond/include")
+    # One of the tests reads the model that is proved.
+    shutil.copytree(folder / "src/scripts/proof", folder / "scripts/proof", dirs_exist_ok=True)
     built = [file for message in messages for file in message.get("filenames", []) if file.endswith(".so")]
     for file, target in (
         ("lib_native.so", "millpond/_native.abi3.so"),
@@ -427,11 +438,14 @@ def keep_python(messages: list[dict], folder: Path) -> list[dict]:
         shutil.copy2(path, site / target)
         subprocess.run(["strip", "--strip-debug", site / target], check=True)
     names = sorted(file.stem for file in (source / "tests").glob("test_*.py"))
-    return [
+    programs = [
         {"name": f"python::{name}", "cwd": "python", "tests": collected(folder, name)}
         for name in names
         if name not in PYTHON_LEFT_OUT
     ]
+    if empty := [program["name"] for program in programs if not program["tests"]]:
+        sys.exit(f"no tests were found in {', '.join(empty)}")
+    return programs
 
 
 def python_command(folder: Path) -> tuple[list, dict[str, str]]:
