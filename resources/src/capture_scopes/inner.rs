@@ -527,7 +527,6 @@ impl<R: DeviceMemoryResource + Send + Sync> Host for Inner<R> {
             return;
         }
         let is_lost = self.driver().health().is_lost();
-        let _captures = (!is_lost).then(|| CaptureModeGuard::relaxed(self.driver()));
         for named in &closing.streams {
             let event = match named.here().filter(|_| !is_lost) {
                 // The stream that closes is alive, although the driver may not know that.

@@ -254,6 +254,28 @@ mod tests {
     use super::*;
     use crate::{CudaMemoryResource, PagesMode, PoolLayer};
 
+    /// A new span has about an eighth of the arena, within limits.
+    #[test]
+    fn spans_grow_with_their_arena() {
+        const KIB: u64 = 1 << 10;
+        for (reserved, most, contended, wanted) in [
+            (0, 4096, false, 512),
+            (8 << 10, 4096, false, 1024),
+            (9 << 10, 4096, false, 2048),
+            (20 << 10, 4096, false, 4096),
+            (20 << 10, 2048, false, 2048),
+            (0, 2048, true, 2048),
+            (0, 64 << 10, true, SPAN_BYTES / KIB),
+        ] {
+            let mut arena = Arena::new();
+            if reserved > 0 {
+                let span = NewSpan { chunk: 0, region: 0, base: 1 << 40, bytes: reserved * KIB, epoch: 0 };
+                arena.add_span(&span, 1);
+            }
+            assert_eq!(arena.span_wanted(most * KIB, contended) / KIB, wanted, "of {reserved} KiB");
+        }
+    }
+
     /// A batch of frees returns spans if the arena had excess after any of its blocks.
     #[test]
     fn a_batch_has_excess_once_an_arena_had_it() {

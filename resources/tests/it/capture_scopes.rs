@@ -342,10 +342,11 @@ fn the_end_waits_for_work_and_keeps_what_is_handed_out() {
     }
 }
 
-/// If a wait for the device is impossible at the end, the memory goes back later.
+/// If a wait for the device is impossible at the end, the memory goes back later: at a trim, or when a request
+/// needs it, inside of another scope or outside.
 #[test]
 fn memory_that_could_not_go_back_goes_back_later() {
-    for by_trim in [true, false] {
+    for by in ["a trim", "a request", "another scope"] {
         let device = SimDevice::new(SimConfig::with_capacity(64 * MIB));
         let stack = stack_on(&device, STACKS[1]);
         let s = stream(&device);
@@ -360,13 +361,16 @@ fn memory_that_could_not_go_back_goes_back_later() {
         assert_eq!(stack.statistics().unwrap().bytes_in_use, 40 * MIB);
         let scopes = find_trait::<dyn CaptureScopes>(&stack).unwrap();
         assert!(scopes.scopes()[0].has_ended);
-        if by_trim {
+        if by == "a trim" {
             assert_eq!(stack.trim(0).unwrap(), 40 * MIB);
         } else {
+            let other = (by == "another scope").then(|| CaptureScope::of(&stack).unwrap());
+            let opened = other.as_ref().map(|other| other.begin(s).unwrap());
             let ptr = take(&stack, 40 * MIB, s);
+            assert_eq!(scope_at(&stack, ptr), opened.as_ref().map(|opened| opened.scope()));
             give(&stack, ptr, 40 * MIB, s);
         }
-        assert_eq!((scopes.scopes(), stack.statistics().unwrap().bytes_in_use), (vec![], 0));
+        assert_eq!((scopes.scopes(), stack.statistics().unwrap().bytes_in_use), (vec![], 0), "{by}");
         assert_eq!(device.take_violations(), []);
     }
 }

@@ -195,3 +195,21 @@ fn a_report_has_the_maximum_only_if_there_is_one() {
         assert_eq!(report.layers[0].limit_bytes, limit);
     }
 }
+
+/// A free of null does nothing, in a pool that has served nothing yet, too.
+#[test]
+fn null_may_be_freed() {
+    for pages in [PagesMode::On, PagesMode::Off] {
+        let setup = Setup::new(pages);
+        let ((), misuses) = millpond_testkit::misuse_recorder::record(|| {
+            for stream in [StreamRef::LEGACY, setup.streams[0]] {
+                for bytes in [0, 1000, 4 * MIB] {
+                    // SAFETY: null is no block.
+                    unsafe { setup.pool.deallocate_bytes(DevicePtr::NULL, bytes, stream) };
+                }
+            }
+        });
+        assert_eq!(misuses, []);
+        assert_eq!(setup.pool.pool_bytes(), 0);
+    }
+}

@@ -101,6 +101,27 @@ fn a_plan_whose_report_panics_is_given_up() {
     pool.validate();
 }
 
+/// A request takes the blocks out of the caches, and plans a growth. The report of the caches panics before the
+/// growth is begun, so the pool gives it up.
+#[test]
+fn a_step_that_was_not_begun_is_given_up() {
+    for pages in [PagesMode::On, PagesMode::Off] {
+        let device = SimDevice::new(SimConfig::with_capacity(1 << 30));
+        let cuda = CudaMemoryResource::new(device.clone());
+        let pool = cuda.layer(PoolLayer::new().pages(pages)).expect("an empty pool");
+        let blocks = [(); 8].map(|()| pool.allocate_bytes(MIB, S).expect("there is room"));
+        blocks.into_iter().for_each(|ptr| give(&pool, ptr, MIB));
+        panics_at("flushed caches", || pool.allocate_bytes(200 * MIB, S));
+        let reserved = pool.pool_bytes();
+        assert!(reserved < 200 * MIB, "the growth was not begun");
+        pool.validate();
+        give(&pool, pool.allocate_bytes(200 * MIB, S).expect("there is room"), 200 * MIB);
+        pool.trim(0).expect("the device is there");
+        assert_eq!(pool.pool_bytes(), 0);
+        pool.validate();
+    }
+}
+
 /// If the driver refuses to unmap memory, the memory goes back later, even if the report of the refusal
 /// panics: in `trim`, and in a request that returns free memory.
 #[test]

@@ -196,8 +196,6 @@ impl Rung {
     /// Returns the rung below.
     pub(crate) fn below(self, slow: &SlowRequest) -> Self {
         match self {
-            Self::Admit if !slow.serves => Self::Grow,
-            Self::Grow if !slow.serves => Self::Peers,
             Self::Synchronize if slow.retries > 0 => Self::Retry,
             rung => Self::ALL[(rung as usize + 1).min(Self::ALL.len() - 1)],
         }
@@ -259,4 +257,27 @@ pub(crate) struct Look {
     pub(crate) is_capturing: bool,
     /// Devices with an active context, if devices get access when they become active.
     pub(crate) active_peers: Vec<DeviceId>,
+}
+
+#[cfg(all(test, not(millpond_loom)))]
+mod tests {
+    use millpond_core::Layout;
+    use millpond_driver::sim::{SimConfig, SimDevice};
+
+    use super::*;
+    use crate::pool::central::device_books::Device;
+
+    /// What the device answered for a request is no answer for one of another size.
+    #[test]
+    fn a_reading_is_kept_for_the_same_request() {
+        let [usual, exact] =
+            [2000, 1000].map(|bytes| Request::new(Layout::new(bytes)).expect("not too large"));
+        for (request, is_kept) in [(usual, true), (exact, false)] {
+            let driver = SimDevice::new(SimConfig::h200());
+            let mut slow = SlowRequest::new(usual, exact, true, StreamRef::LEGACY);
+            slow.reading = Some(Device::of(&*driver).read(&*driver, 0).expect("the device is there"));
+            slow.start(request, Rung::Free);
+            assert_eq!((slow.request, slow.reading.is_some()), (request, is_kept));
+        }
+    }
 }

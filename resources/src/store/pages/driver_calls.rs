@@ -56,8 +56,8 @@ pub(crate) struct Work {
     pub(super) sources: Vec<Source>,
     pub(super) alias: Addresses,
     pub(super) created: Vec<Created>,
-    /// Mappings made in the alias: address, handle, bytes.
-    aliased: Vec<(u64, PhysicalHandle, u64)>,
+    /// Mappings made in the alias: address and bytes.
+    aliased: Vec<(u64, u64)>,
     /// Reservations made: base and bytes.
     pub(super) reserved_primaries: Option<(u64, u64)>,
     pub(super) reserved_alias: Option<(u64, u64)>,
@@ -283,7 +283,7 @@ impl Work {
         for (physical, bytes) in maps {
             // SAFETY: as in `map_primaries`; the plan keeps a piece of every handle, so none is released.
             unsafe { driver.mem_map(DevicePtr::new(addr), bytes, physical)? };
-            self.aliased.push((addr, physical, bytes));
+            self.aliased.push((addr, bytes));
             addr += bytes;
         }
         // SAFETY: this function mapped the whole range just now, without a gap.
@@ -293,25 +293,21 @@ impl Work {
     /// Unmaps and releases everything mapped and created. Reservations stay for the next plan.
     pub(crate) fn undo(&mut self, driver: &dyn Driver, is_lost: bool) {
         let mut primary = self.primaries_at().unwrap_or(0);
-        let mut retired = Vec::new();
+        // Aliases end first, so a handle is released only when it is mapped nowhere.
+        for mapping in std::mem::take(&mut self.aliased) {
+            self.left.push(Retired { physical: None, bytes: 0, mappings: vec![mapping], primary: None });
+        }
         for new in std::mem::take(&mut self.created) {
             let mappings = if new.is_primary { vec![(primary, new.bytes)] } else { Vec::new() };
             primary += new.bytes;
-            retired.push(Retired { physical: Some(new.physical), bytes: new.bytes, mappings, primary: None });
+            self.left.push(Retired {
+                physical: Some(new.physical),
+                bytes: new.bytes,
+                mappings,
+                primary: None,
+            });
         }
-        for (addr, physical, bytes) in std::mem::take(&mut self.aliased) {
-            match retired.iter_mut().find(|retired| retired.physical == Some(physical)) {
-                Some(new) => new.mappings.push((addr, bytes)),
-                None => retired.push(Retired {
-                    physical: None,
-                    bytes: 0,
-                    mappings: vec![(addr, bytes)],
-                    primary: None,
-                }),
-            }
-        }
-        // Kept before the calls are made: a driver that panics loses nothing.
-        self.left.append(&mut retired);
+        // All are kept before the calls are made: a driver that panics loses nothing.
         if !is_lost {
             self.left.retain_mut(|retired| retired.make_calls(driver).is_err());
         }
@@ -344,6 +340,22 @@ mod tests {
             let outcome = work.create(&*device);
             let sizes: Vec<u64> = work.created.iter().map(|it| it.bytes / MIB).collect();
             assert_eq!(outcome.ok().map(|()| &sizes[..]), created, "{capacity} MiB, call {refused} refused");
+        }
+    }
+
+    /// Where addresses run short, the pool asks for half as many, down to what it needs.
+    #[test]
+    fn a_refused_reservation_is_halved_down_to_what_is_needed() {
+        const UNIT: u64 = 2 << 20;
+        // The reservation needs 3 + 1 units, and asks for 16, 8, and 4 of them.
+        for (refused, reserved) in [(0, Some(16)), (1, Some(8)), (2, Some(4)), (3, None)] {
+            let device = SimDevice::new(SimConfig::with_capacity(1 << 30));
+            let faults = (0..refused).fold(FaultPlan::none(), |faults, n| {
+                faults.and(FaultPlan::nth_of(CallKind::MemAddressReserve, n, DriverError::OUT_OF_MEMORY))
+            });
+            device.set_faults(faults);
+            let bytes = reserve(&*device, 16 * UNIT, 3 * UNIT, UNIT).map(|(_, bytes)| bytes / UNIT);
+            assert_eq!(bytes.ok(), reserved, "{refused} refused");
         }
     }
 

@@ -266,6 +266,40 @@ mod tests {
         }
     }
 
+    /// Of the stream's own extents and the unowned ones, the best serves. With `is_own_first`, an own one does.
+    #[test]
+    fn the_best_extent_serves_or_the_streams_own() {
+        const MIB: u64 = 1 << 20;
+        const OWN: Owner = 1;
+        let request = Request::new(millpond_core::Layout::new(4 * MIB)).expect("not too large");
+        for (own, unowned, is_own_first, serves) in [
+            (8, 6, false, Some(6)),
+            (8, 6, true, Some(8)),
+            (4, 4, false, Some(4)),
+            (6, 8, false, Some(6)),
+            (2, 8, true, Some(8)),
+            (2, 2, true, None),
+        ] {
+            let mut pages = Pages::new(2 * MIB, 1 << 30, u64::MAX, Policy::default());
+            for (base, bytes, owner) in [(1 << 40, own, OWN), (2 << 40, unowned, ANY_STREAM)] {
+                pages.heap_mut(AddressRange::Large).add_region(base, bytes * MIB, owner, 0);
+            }
+            let found = pages.find_best(Whose::OwnOrUnowned { owner: OWN, is_own_first }, &request);
+            let owner = found.as_ref().map(|found| found.owner);
+            assert_eq!(found.map(|found| found.bytes / MIB), serves, "{own}, {unowned}, {is_own_first}");
+            assert!(own != unowned || owner.is_none_or(|owner| owner == OWN), "the own one is as good");
+        }
+    }
+
+    /// Extents of the small address range serve first, then smaller ones, then lower ones.
+    #[test]
+    fn the_small_range_ranks_first() {
+        let extent = |range, bytes, addr| FreeExtent { range, chunk: 0, bytes, addr }.rank();
+        let small = |bytes, addr| extent(AddressRange::Small, bytes, addr);
+        let ranks = [small(2, 1), small(2, 3), small(4, 0), extent(AddressRange::Large, 1, 0)];
+        assert!(ranks.is_sorted_by(|a, b| a < b));
+    }
+
     /// The pool counts a block as another stream's completed one only if it was unowned.
     #[test]
     fn a_block_of_the_stream_itself_was_not_unowned() {

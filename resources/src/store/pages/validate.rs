@@ -83,7 +83,14 @@ impl Pages {
 
 #[cfg(test)]
 mod tests {
+    use std::panic::{AssertUnwindSafe, catch_unwind};
+
+    use millpond_core::Layout;
+    use millpond_driver::sim::{SimConfig, SimDevice};
+
     use super::*;
+    use crate::block_map::ChunkId;
+    use crate::heap::request::Request;
     use crate::store::Store;
     use crate::stream_order::ANY_STREAM;
     use crate::tuning::Policy;
@@ -95,5 +102,60 @@ mod tests {
         pages.validate();
         pages.heap_mut(AddressRange::Large).add_region(1 << 40, 2 << 20, ANY_STREAM, 0);
         pages.validate();
+    }
+
+    /// Of a block's pieces, each ends with its handle, and the next one starts with another handle. Each
+    /// mistake is found.
+    #[test]
+    fn blocks_with_wrong_pieces_are_found() {
+        const MIB: u64 = 1 << 20;
+        type Places = &'static [(u64, u64)];
+        // The pieces in use, by start and bytes, in three handles of 4 MiB; and the blocks made of them.
+        let cases: [(&str, Places, &[&[usize]]); 7] = [
+            ("", &[(0, 4), (8, 4)], &[&[0, 1]]),
+            ("not all counted", &[(0, 4), (8, 4)], &[&[0, 1]]),
+            ("in two blocks", &[(0, 4), (4, 4), (8, 4)], &[&[0, 2], &[1, 2]]),
+            ("left != right", &[(0, 4)], &[&[0, 0]]),
+            ("not in use", &[(0, 4)], &[&[0, 1]]),
+            ("ends within a handle", &[(0, 2), (8, 4)], &[&[0, 1]]),
+            ("starts within a handle", &[(0, 4), (9, 2)], &[&[0, 1]]),
+        ];
+        for (mistake, places, blocks) in cases {
+            let device = SimDevice::new(SimConfig::h200());
+            let policy = Policy { handle_bytes: 4 * MIB, ..Policy::default() };
+            let mut pages = Pages::new(2 * MIB, 1 << 30, u64::MAX, policy);
+            let request = Request::new(Layout::new(12 * MIB)).expect("not too large");
+            let mut plan = pages.plan_block(1, &request, false, 0, u64::MAX).expect("there is room");
+            plan.work.make_calls(&*device).expect("the device has room");
+            let (block, base) = pages.commit_block(plan);
+            pages.free_block(block, 1, 1);
+            let (range, _) = unpack(block);
+            let free_at = |pages: &Pages, addr| {
+                let mut all = pages.heap(range).all_chunks();
+                let found = all.find(|(_, chunk)| (chunk.addr..chunk.addr + chunk.bytes).contains(&addr));
+                found.expect("the handles have the address").0
+            };
+            let mut pieces = Vec::new();
+            for (start, bytes) in places {
+                let addr = base + start * MIB;
+                let chunk = free_at(&pages, addr);
+                pieces.push(pages.heap_mut(range).take_at(chunk, addr, bytes * MIB));
+                pages.heap_mut(range).set_link(pieces[pieces.len() - 1], NIL);
+            }
+            pieces.push(free_at(&pages, base + 8 * MIB));
+            for block in blocks {
+                let block: Vec<ChunkId> = block.iter().map(|piece| pack(range, pieces[*piece])).collect();
+                pages.link(&block);
+            }
+            if mistake == "not all counted" {
+                pages.extra_pieces = 0;
+            }
+            let outcome = catch_unwind(AssertUnwindSafe(|| pages.validate_all()));
+            let said = outcome.err().map_or(String::new(), |panic| {
+                let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
+                text.or_else(|| panic.downcast_ref::<String>().cloned()).expect("an assertion's text")
+            });
+            assert!(said.contains(mistake) && said.is_empty() == mistake.is_empty(), "{mistake}: {said}");
+        }
     }
 }

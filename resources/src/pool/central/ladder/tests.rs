@@ -2,6 +2,11 @@
 
 use millpond_core::{DevicePtr, DriverError, Error, LadderCounts, Layout, StreamRef};
 
+use std::sync::atomic::Ordering;
+
+use millpond_core::DeviceMemoryResourceExt;
+use millpond_driver::sim::{SimConfig, SimDevice};
+
 use super::*;
 use crate::pool::central::Rules;
 use crate::pool::central::steps::Look;
@@ -10,6 +15,7 @@ use crate::stream_order::Reuse;
 use crate::stream_order::backlog::Backlog;
 use crate::stream_order::streams::Streams;
 use crate::tuning::FAR_BEHIND_NS;
+use crate::{CudaMemoryResource, PagesMode, PoolLayer};
 
 const MIB: u64 = 1 << 20;
 
@@ -384,5 +390,31 @@ fn free_regions_go_back_before_a_growth_that_sets_a_peak() {
         let steps = setup.steps(8 * MIB, stream(1));
         assert_eq!(steps.iter().any(|step| step == "return"), goes_back, "peak {peak} MiB: {steps:?}");
         assert_eq!(steps[steps.len() - 2..], ["grow 8", "served"]);
+    }
+}
+
+/// The driver may refuse to grow during a capture. So a small request takes back all caches, not only those of
+/// its own arena.
+#[test]
+fn during_a_capture_the_caches_of_all_arenas_are_taken_back() {
+    const SMALL: u64 = 64 << 10;
+    for is_capturing in [false, true] {
+        let cuda = CudaMemoryResource::new(SimDevice::new(SimConfig::h200()));
+        let pool = cuda.layer(PoolLayer::new().pages(PagesMode::On)).expect("an empty pool");
+        let blocks = [(); 16].map(|()| pool.allocate_bytes(SMALL, StreamRef::LEGACY).expect("there is room"));
+        for ptr in blocks {
+            // SAFETY: each block came from the pool with this size and is freed once.
+            unsafe { pool.deallocate_bytes(ptr, SMALL, StreamRef::LEGACY) };
+        }
+        let counts = &pool.shared.thread_caches.my_cache(pool.id).counts;
+        assert!(counts.totals().blocks_held > 0);
+        // Threads contend, and this one has moved to another arena.
+        let users = std::array::from_fn(|shard| if shard == 0 { 2 } else { 0 });
+        counts.shard.store(pool.shared.arenas.next(0, &users), Ordering::Relaxed);
+        let request = Request { shard: 0, ..Request::new(Layout::new(SMALL)).expect("not too large") };
+        let mut slow = SlowRequest::new(request, request, true, StreamRef::LEGACY);
+        slow.is_capturing = is_capturing;
+        pool.central.state.lock().flush_and_take(&mut slow, Reclaim::Everything);
+        assert_eq!((slow.has_flushed, counts.totals().blocks_held == 0), (is_capturing, is_capturing));
     }
 }
