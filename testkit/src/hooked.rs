@@ -1,6 +1,7 @@
 //! A driver that runs other code in the middle of a call. It reproduces one interleaving of two threads on a
 //! single thread, which is the same in each run.
 
+mod hook;
 mod order;
 
 use std::fmt;
@@ -18,6 +19,7 @@ use millpond_core::driver::{
 use millpond_core::{DeviceId, DevicePtr, DriverError, Layout, StreamId, StreamRef};
 use parking_lot::Mutex;
 
+use hook::Hook;
 pub use order::OrderCall;
 use order::Watcher;
 
@@ -55,6 +57,7 @@ pub struct HookedDriver {
     before_free: Hook,
     before_query: Hook,
     before_create: Hook,
+    after_set_access: Hook,
     before_get_info: Hook,
     before_capture_query: Hook,
     before_stream_create: Hook,
@@ -71,29 +74,6 @@ pub struct HookedDriver {
     keeps_modes: AtomicBool,
     queries: AtomicU64,
     watcher: OnceLock<Watcher>,
-}
-
-/// The closure to run at one place, if any.
-#[derive(Default)]
-struct Hook(Mutex<Option<Box<dyn FnOnce() + Send>>>);
-
-impl Hook {
-    fn set(&self, hook: impl FnOnce() + Send + 'static) {
-        let old = self.0.lock().replace(Box::new(hook));
-        assert!(old.is_none(), "the hook set here earlier has not run yet");
-    }
-
-    /// Runs the closure without the lock, because it may reach this place again or set the next closure.
-    fn run(&self) {
-        let hook = self.0.lock().take();
-        if let Some(hook) = hook {
-            hook();
-        }
-    }
-
-    fn is_set(&self) -> bool {
-        self.0.lock().is_some()
-    }
 }
 
 /// Each method sets the closure for one place of the next call.
@@ -158,6 +138,11 @@ impl HookedDriver {
         self.before_create.set(hook);
     }
 
+    /// Runs after the next [`mem_set_access`](Driver::mem_set_access), before it returns.
+    pub fn after_set_access(&self, hook: impl FnOnce() + Send + 'static) {
+        self.after_set_access.set(hook);
+    }
+
     /// Runs before the next [`mem_get_info`](Driver::mem_get_info).
     pub fn before_get_info(&self, hook: impl FnOnce() + Send + 'static) {
         self.before_get_info.set(hook);
@@ -204,6 +189,7 @@ impl HookedDriver {
             before_free: Hook::default(),
             before_query: Hook::default(),
             before_create: Hook::default(),
+            after_set_access: Hook::default(),
             before_get_info: Hook::default(),
             before_capture_query: Hook::default(),
             before_stream_create: Hook::default(),
@@ -309,6 +295,7 @@ impl HookedDriver {
             &self.before_free,
             &self.before_query,
             &self.before_create,
+            &self.after_set_access,
             &self.before_get_info,
             &self.before_capture_query,
             &self.before_stream_create,
@@ -451,7 +438,9 @@ impl Driver for HookedDriver {
     ) -> DriverResult<()> {
         let devices: Vec<DeviceId> = devices.iter().map(|id| self.own_name_of(*id)).collect();
         // SAFETY: the caller's promise.
-        self.timed(|| unsafe { self.inner.mem_set_access(ptr, bytes, access, &devices) })
+        let done = self.timed(|| unsafe { self.inner.mem_set_access(ptr, bytes, access, &devices) });
+        self.after_set_access.run();
+        done
     }
 
     fn mem_pool_set_access(

@@ -295,7 +295,7 @@ impl<R: DeviceMemoryResource> PoolMemoryResource<R> {
     #[inline(never)]
     fn deallocate_without_cache(&self, ptr: DevicePtr, layout: Layout, stream: StreamRef) {
         // In a forked child, a thread that no longer exists may hold the lock.
-        if ptr.is_null() || self.central.is_copy() {
+        if self.central.is_copy() {
             return;
         }
         let thread_cache = self.shared.thread_caches.my_cache(self.id);

@@ -205,21 +205,6 @@ fn issue_9_a_refused_newcomer_does_not_keep_others_out() {
     assert_eq!(first.violations(), []);
 }
 
-/// If an error ends the pool's device while the devices are tried alone, the request gets this error.
-#[test]
-fn a_lost_device_is_no_refusal() {
-    let machine = SimMachine::new();
-    let [first] = devices(&machine);
-    let pool = pool(&first, PoolLayer::new());
-    take(&pool, 5 * MIB);
-    let [_second, _third] = devices(&machine);
-    let fails = |nth, code| FaultPlan::nth_of(CallKind::MemSetAccess, nth, code);
-    let lost = millpond_core::DriverError::ILLEGAL_ADDRESS;
-    first.set_faults(fails(0, 217).and(fails(1, lost)));
-    let error = pool.allocate_bytes(500 * MIB, LEGACY).unwrap_err();
-    assert_eq!(error.driver_error().map(|it| it.code()), Some(lost), "{error}");
-}
-
 /// Another thread maps memory while a device is added. The device gets access to this memory, too.
 #[test]
 fn a_device_that_is_added_during_a_growth_uses_the_new_memory() {
@@ -230,9 +215,9 @@ fn a_device_that_is_added_during_a_growth_uses_the_new_memory() {
     let pool = Arc::new(CudaMemoryResource::new(hooks.clone()).layer(layer).unwrap());
     let (added, added_here) = std::sync::mpsc::channel();
     let (other, device) = (Arc::clone(&pool), second.device());
-    hooks.before_create(move || {
+    hooks.after_set_access(move || {
         std::thread::spawn(move || added.send(other.add_peer(device)));
-        // The other thread begins meanwhile. It waits for the growth, at most a second.
+        // The other thread begins meanwhile. It waits at most a second for the end of the growth.
         std::thread::sleep(std::time::Duration::from_millis(20));
     });
     let ptr = pool.allocate_bytes(5 * MIB, LEGACY).unwrap();

@@ -12,7 +12,7 @@ use millpond_core::{
     StreamRef,
 };
 use millpond_driver::CallKind;
-use millpond_driver::sim::{FaultPlan, SimConfig, SimDevice};
+use millpond_driver::sim::{FaultPlan, SimConfig, SimDevice, SimMachine};
 use millpond_resources::{CudaMemoryResource, PoolLayer};
 use tracing::field::{Field, Visit};
 use tracing::{Event, Level, Subscriber};
@@ -280,4 +280,26 @@ fn each_block_that_decay_flushes_is_counted() {
         let told: u64 = collector.seen("flushed caches").iter().map(|it| it.number("blocks")).sum();
         assert_eq!(told, 5);
     });
+}
+
+/// The driver may refuse a device's access, which is a warning. A device that is lost meanwhile refused nothing.
+#[test]
+fn a_refused_peer_is_a_warning_and_a_lost_device_an_error() {
+    for (code, warnings) in [(DriverError::NOT_SUPPORTED, 1), (DriverError::ILLEGAL_ADDRESS, 0)] {
+        let machine = SimMachine::new();
+        let first = machine.add_device(SimConfig::h200());
+        let stack = stack("cuda+pool:pages=on", &first);
+        stack.allocate_bytes(5 * MIB, S).expect("there is room");
+        let _others = [(); 2].map(|()| machine.add_device(SimConfig::h200()));
+        let fails = |nth, code| FaultPlan::nth_of(CallKind::MemSetAccess, nth, code);
+        // The call for both devices, and the call for one alone.
+        first.set_faults(fails(0, DriverError::NOT_SUPPORTED).and(fails(1, code)));
+        Collector::of(|collector| {
+            let outcome = stack.allocate_bytes(500 * MIB, S);
+            let error = outcome.err().and_then(|error| error.driver_error().map(DriverError::code));
+            assert_eq!(error, (warnings == 0).then_some(code));
+            let text = "a device gets no access to the pool's memory, and can copy it only with cuMemcpyPeer";
+            assert_eq!(collector.seen(text).len(), warnings, "after {code}");
+        });
+    }
 }
