@@ -3,9 +3,10 @@
 use std::sync::Arc;
 
 use millpond_core::driver::{DriverError, MemPoolProps, PhysicalProps};
+use parking_lot::Mutex;
 
 use super::*;
-use crate::sim::{SimConfig, SimDevice, SimMachine};
+use crate::sim::{SimConfig, SimDevice};
 
 const MIB: u64 = 1 << 20;
 
@@ -191,39 +192,260 @@ fn the_current_pool_counts_after_a_named_one_and_when_it_changes() {
     assert_eq!(driver.bytes_held(), 3 * one);
 }
 
+/// A driver whose answers no other driver has. It notes the methods that are called, and their arguments.
+#[derive(Debug, Default)]
+struct Odd {
+    health: Arc<Health>,
+    refuses: bool,
+    calls: Mutex<Vec<(&'static str, String)>>,
+}
+
+impl Odd {
+    fn called(&self, name: &'static str, arguments: &dyn fmt::Debug) {
+        self.calls.lock().push((name, format!("{arguments:?}")));
+    }
+
+    /// Returns the arguments with which a method was called.
+    fn arguments_of(&self, name: &str) -> Vec<String> {
+        let calls = self.calls.lock();
+        calls.iter().filter(|(other, _)| *other == name).map(|(_, arguments)| arguments.clone()).collect()
+    }
+
+    fn answer<T>(&self, answer: T) -> DriverResult<T> {
+        if self.refuses { Err(DriverError::new(4321, "odd")) } else { Ok(answer) }
+    }
+}
+
+/// Makes the driver [`Odd`] from rows, and a test that makes the call of each row on a [`CountingDriver`] over
+/// it. A row has the kind of the counted call, the method with its arguments, and the answer in an `Ok`.
+macro_rules! rows {
+    (@kind not_counted) => { None };
+    (@kind $kind:ident) => { Some(CallKind::$kind) };
+    ($($kind:ident: $([$unsafe:tt])? fn $name:ident($($arg:ident: $type:ty = $value:expr),*)
+        -> $answer_type:ty = $answer:expr;)*) => {
+        #[deny(clippy::missing_trait_methods)]
+        impl Driver for Odd {
+            fn device(&self) -> DeviceId {
+                DeviceId::cuda(31)
+            }
+            fn name(&self) -> String {
+                "odd".to_owned()
+            }
+            fn health(&self) -> &Arc<Health> {
+                &self.health
+            }
+            fn was_reset(&self) -> bool {
+                true
+            }
+            fn virtual_time_ns(&self) -> Option<u64> {
+                Some(77)
+            }
+            unsafe fn pageable_free(&self, ptr: HostPtr, layout: Layout) {
+                self.called("pageable_free", &(ptr, layout));
+            }
+            fn stream_is_gone(&self, stream: StreamRef) -> bool {
+                self.called("stream_is_gone", &stream);
+                true
+            }
+            $($($unsafe)? fn $name(&self, $($arg: $type),*) -> DriverResult<$answer_type> {
+                self.called(stringify!($name), &($($arg,)*));
+                self.answer($answer)
+            })*
+        }
+
+        #[test]
+        fn a_call_reaches_the_wrapped_driver_with_its_arguments_and_answer_and_counts_by_its_kind() {
+            for refuses in [false, true] {
+                $({
+                    let odd = Arc::new(Odd { refuses, ..Odd::default() });
+                    let driver = CountingDriver::new(Arc::<Odd>::clone(&odd));
+                    // SAFETY: the driver does nothing.
+                    #[allow(unused_unsafe)]
+                    let answer = unsafe { driver.$name($($value),*) };
+                    assert_eq!(answer, odd.answer($answer), "{}", stringify!($name));
+                    $(let $arg: $type = $value;)*
+                    let arguments = format!("{:?}", ($($arg,)*));
+                    assert_eq!(odd.arguments_of(stringify!($name)), [arguments], "{}", stringify!($name));
+                    let counts = driver.counts();
+                    let counts = counts.iter().map(|(kind, counts)| (kind, counts.calls, counts.failures));
+                    let expected = rows!(@kind $kind).map(|kind: CallKind| (kind, 1, u64::from(refuses)));
+                    assert!(counts.eq(expected), "{}: {:?}", stringify!($name), driver.counts());
+                })*
+            }
+        }
+    };
+}
+
+const PTR: DevicePtr = DevicePtr::new(0x7000_0000_1234);
+const OTHER: DevicePtr = DevicePtr::new(0x7000_0000_5678);
+const HOST: HostPtr = HostPtr(0x1230);
+const POOL: MemPool = MemPool(0x50);
+const HANDLE: PhysicalHandle = PhysicalHandle(0x60);
+const EVENT: Event = Event(0x80);
+const STREAM: StreamRef = StreamRef::PER_THREAD;
+const INFO: MemoryInfo = MemoryInfo { free: 3, total: 5 };
+const PEER: DeviceId = DeviceId::cuda(30);
+const FABRIC: FabricHandle = FabricHandle([0xfa; 64]);
+const DATA: MemPoolPtrData = MemPoolPtrData([0xda; 64]);
+const IPC: IpcMemHandle = IpcMemHandle([0x1c; 64]);
+const ON: MemLocation = MemLocation::HostNuma(9);
+const OF: MemAllocationType = MemAllocationType::Managed;
+const BYTES: *mut u8 = std::ptr::without_provenance_mut(0x9990);
+
+rows! {
+    Other: fn version() -> i32 = 98_765;
+    Other: fn attribute(attribute: DeviceAttribute = DeviceAttribute::Integrated) -> i64 = -4;
+    MemGetInfo: fn mem_get_info() -> MemoryInfo = INFO;
+    Synchronize: fn synchronize() -> () = ();
+    Synchronize: fn synchronize_beside_captures() -> bool = false;
+    not_counted: fn can_be_accessed_by(peer: DeviceId = PEER) -> bool = true;
+    not_counted: fn active_peers() -> Vec<DeviceId> = vec![PEER];
+    not_counted: fn thread_exchange_stream_capture_mode(mode: CaptureMode = CaptureMode::Relaxed)
+        -> CaptureMode = CaptureMode::ThreadLocal;
+
+    MemAlloc: fn mem_alloc(bytes: u64 = 11) -> DevicePtr = PTR;
+    MemAllocManaged: fn mem_alloc_managed(bytes: u64 = 12) -> DevicePtr = PTR;
+    MemFree: [unsafe] fn mem_free(ptr: DevicePtr = PTR) -> () = ();
+    PointerQuery: fn mem_get_address_range(ptr: DevicePtr = PTR) -> (DevicePtr, u64) = (OTHER, 13);
+    PointerQuery: fn pointer_kind(ptr: DevicePtr = PTR) -> MemoryKind = MemoryKind::Managed;
+    MemPrefetch: [unsafe] fn mem_prefetch_async(
+        ptr: DevicePtr = PTR, bytes: u64 = 14, to_host: bool = true, stream: StreamRef = STREAM
+    ) -> () = ();
+    MemAdvise: [unsafe] fn mem_advise(
+        ptr: DevicePtr = PTR, bytes: u64 = 15, advice: MemAdvice = MemAdvice::ReadMostly
+    ) -> () = ();
+
+    MemHostAlloc: fn mem_host_alloc(
+        bytes: u64 = 16, flags: HostFlags = HostFlags::default().mapped(true)
+    ) -> HostPtr = HOST;
+    MemFreeHost: [unsafe] fn mem_free_host(ptr: HostPtr = HOST) -> () = ();
+    MemHostRegister: [unsafe] fn mem_host_register(
+        ptr: HostPtr = HOST, bytes: u64 = 17, flags: HostFlags = HostFlags::default().portable(true)
+    ) -> () = ();
+    MemHostRegister: [unsafe] fn mem_host_unregister(ptr: HostPtr = HOST) -> () = ();
+    PointerQuery: fn mem_host_get_device_pointer(ptr: HostPtr = HOST) -> DevicePtr = PTR;
+    PageableAlloc: fn pageable_alloc(layout: Layout = Layout::new(18)) -> HostPtr = HOST;
+    Other: fn host_memory_info() -> MemoryInfo = INFO;
+
+    MemAllocAsync: fn mem_alloc_async(bytes: u64 = 19, stream: StreamRef = STREAM) -> DevicePtr = PTR;
+    MemAllocAsync: fn mem_alloc_from_pool_async(
+        bytes: u64 = 20, pool: MemPool = POOL, stream: StreamRef = STREAM
+    ) -> DevicePtr = PTR;
+    MemFreeAsync: [unsafe] fn mem_free_async(ptr: DevicePtr = PTR, stream: StreamRef = STREAM) -> () = ();
+    MemPool: fn mem_pool_create(props: MemPoolProps = MemPoolProps::default().max_bytes(21))
+        -> MemPool = POOL;
+    MemPool: [unsafe] fn mem_pool_destroy(pool: MemPool = POOL) -> () = ();
+    MemPool: fn device_get_default_mem_pool() -> MemPool = POOL;
+    MemPool: fn device_get_mem_pool() -> MemPool = POOL;
+    MemPool: fn device_set_mem_pool(pool: MemPool = POOL) -> () = ();
+    MemPool: fn mem_get_default_mem_pool(location: MemLocation = ON, kind: MemAllocationType = OF)
+        -> MemPool = POOL;
+    MemPool: fn mem_get_mem_pool(location: MemLocation = ON, kind: MemAllocationType = OF)
+        -> MemPool = POOL;
+    MemPool: fn mem_set_mem_pool(
+        location: MemLocation = ON, kind: MemAllocationType = OF, pool: MemPool = POOL
+    ) -> () = ();
+    MemPool: fn mem_pool_set_access(
+        pool: MemPool = POOL,
+        access: AccessFlags = AccessFlags::Read,
+        from: &[AccessLocation] = &[AccessLocation::Host, AccessLocation::Device(PEER)]
+    ) -> () = ();
+    MemPool: fn mem_pool_get_access(pool: MemPool = POOL, from: AccessLocation = AccessLocation::Host)
+        -> AccessFlags = AccessFlags::Read;
+    Ipc: fn mem_pool_export_to_fd(pool: MemPool = POOL) -> i32 = 77;
+    Ipc: fn mem_pool_import_from_fd(fd: i32 = 78) -> MemPool = POOL;
+    Ipc: fn mem_pool_export_to_fabric(pool: MemPool = POOL) -> FabricHandle = FABRIC;
+    Ipc: fn mem_pool_import_from_fabric(handle: &FabricHandle = &FABRIC) -> MemPool = POOL;
+    Ipc: fn mem_pool_export_pointer(ptr: DevicePtr = PTR) -> MemPoolPtrData = DATA;
+    Ipc: fn mem_pool_import_pointer(pool: MemPool = POOL, data: &MemPoolPtrData = &DATA) -> DevicePtr = PTR;
+    PointerQuery: fn pointer_mem_pool(ptr: DevicePtr = PTR) -> Option<MemPool> = Some(POOL);
+    MemPoolTrim: fn mem_pool_trim_to(pool: MemPool = POOL, keep_bytes: u64 = 22) -> () = ();
+    MemPool: fn mem_pool_get_attribute(
+        pool: MemPool = POOL, attribute: MemPoolAttribute = MemPoolAttribute::UsedMemHigh
+    ) -> u64 = 23;
+    MemPool: fn mem_pool_set_attribute(
+        pool: MemPool = POOL, attribute: MemPoolAttribute = MemPoolAttribute::UsedMemHigh, value: u64 = 24
+    ) -> () = ();
+    MemPool: fn device_get_graph_mem_attribute(
+        attribute: GraphMemAttribute = GraphMemAttribute::UsedMemHigh
+    ) -> u64 = 25;
+    MemPool: fn device_reset_graph_mem_attribute(
+        attribute: GraphMemAttribute = GraphMemAttribute::UsedMemHigh
+    ) -> () = ();
+    MemPoolTrim: fn device_graph_mem_trim() -> () = ();
+
+    Other: fn mem_get_allocation_granularity() -> u64 = 26;
+    MemAddressReserve: fn mem_address_reserve(bytes: u64 = 27, alignment: u64 = 28) -> DevicePtr = PTR;
+    MemAddressFree: [unsafe] fn mem_address_free(ptr: DevicePtr = PTR, bytes: u64 = 29) -> () = ();
+    MemCreate: fn mem_create(
+        bytes: u64 = 30, props: PhysicalProps = PhysicalProps::default().rdma(true)
+    ) -> PhysicalHandle = HANDLE;
+    MemRelease: [unsafe] fn mem_release(handle: PhysicalHandle = HANDLE) -> () = ();
+    MemMap: [unsafe] fn mem_map(ptr: DevicePtr = PTR, bytes: u64 = 31, handle: PhysicalHandle = HANDLE)
+        -> () = ();
+    MemUnmap: [unsafe] fn mem_unmap(ptr: DevicePtr = PTR, bytes: u64 = 32) -> () = ();
+    MemSetAccess: [unsafe] fn mem_set_access(
+        ptr: DevicePtr = PTR,
+        bytes: u64 = 33,
+        access: AccessFlags = AccessFlags::Read,
+        devices: &[DeviceId] = &[PEER]
+    ) -> () = ();
+    Ipc: fn mem_export_to_fd(handle: PhysicalHandle = HANDLE) -> i32 = 79;
+    Ipc: fn mem_import_from_fd(fd: i32 = 80) -> PhysicalHandle = HANDLE;
+
+    StreamCreate: fn stream_create(flags: StreamFlags = StreamFlags::NON_BLOCKING.priority(-3))
+        -> StreamRef = STREAM;
+    StreamDestroy: [unsafe] fn stream_destroy(stream: StreamRef = STREAM) -> () = ();
+    StreamGetId: [unsafe] fn stream_ref(handle: u64 = 3) -> StreamRef = STREAM;
+    StreamSynchronize: fn stream_synchronize(stream: StreamRef = STREAM) -> () = ();
+    StreamQuery: fn stream_query(stream: StreamRef = STREAM) -> bool = true;
+    StreamWaitEvent: fn stream_wait_event(stream: StreamRef = STREAM, event: Event = EVENT) -> () = ();
+    StreamIsCapturing: fn stream_is_capturing(stream: StreamRef = STREAM) -> bool = true;
+    StreamIsCapturing: fn stream_capture_id(stream: StreamRef = STREAM) -> Option<u64> = Some(34);
+
+    EventCreate: fn event_create(flags: EventFlags = EventFlags::default().timing(true)) -> Event = EVENT;
+    EventDestroy: [unsafe] fn event_destroy(event: Event = EVENT) -> () = ();
+    EventRecord: fn event_record(event: Event = EVENT, stream: StreamRef = STREAM) -> () = ();
+    EventRecord: fn event_record_if_alive(event: Event = EVENT, stream: StreamRef = STREAM) -> bool = true;
+    EventQuery: fn event_query(event: Event = EVENT) -> bool = true;
+    EventSynchronize: fn event_synchronize(event: Event = EVENT) -> () = ();
+
+    Copy: [unsafe] fn memcpy_htod_async(
+        dst: DevicePtr = PTR, src: *const u8 = BYTES, bytes: u64 = 35, stream: StreamRef = STREAM
+    ) -> () = ();
+    Copy: [unsafe] fn memcpy_dtoh_async(
+        dst: *mut u8 = BYTES, src: DevicePtr = PTR, bytes: u64 = 36, stream: StreamRef = STREAM
+    ) -> () = ();
+    Copy: [unsafe] fn memcpy_dtod_async(
+        dst: DevicePtr = PTR, src: DevicePtr = OTHER, bytes: u64 = 37, stream: StreamRef = STREAM
+    ) -> () = ();
+    Copy: [unsafe] fn memcpy_peer_async(
+        dst: DevicePtr = PTR,
+        src: DevicePtr = OTHER,
+        src_device: DeviceId = PEER,
+        bytes: u64 = 38,
+        stream: StreamRef = STREAM
+    ) -> () = ();
+    Fill: [unsafe] fn memset_d8_async(
+        dst: DevicePtr = PTR, value: u8 = 39, bytes: u64 = 40, stream: StreamRef = STREAM
+    ) -> () = ();
+
+    Ipc: fn ipc_get_mem_handle(ptr: DevicePtr = PTR) -> IpcMemHandle = IPC;
+    Ipc: fn ipc_open_mem_handle(handle: &IpcMemHandle = &IPC) -> DevicePtr = PTR;
+    Ipc: [unsafe] fn ipc_close_mem_handle(ptr: DevicePtr = PTR) -> () = ();
+}
+
 #[test]
-fn answers_are_those_of_the_wrapped_driver() {
-    let machine = SimMachine::new();
-    let [device, peer] = [(); 2].map(|()| machine.add_device(SimConfig::with_capacity(256 * MIB)));
-    let driver = CountingDriver::new(Arc::<SimDevice>::clone(&device));
-    let attribute = DeviceAttribute::MultiprocessorCount;
-    assert!(driver.attribute(attribute).unwrap() > 1);
-    assert_eq!(driver.attribute(attribute), device.attribute(attribute));
-    assert_eq!(driver.version(), device.version());
-    let unknown = DeviceId::sim(999);
-    assert_eq!([peer.device(), unknown].map(|it| driver.can_be_accessed_by(it)), [Ok(true), Ok(false)]);
-    assert_eq!(driver.active_peers(), device.active_peers());
-    assert_eq!(driver.mem_get_info(), device.mem_get_info());
-    assert_eq!(driver.host_memory_info(), device.host_memory_info());
-    assert_eq!(driver.mem_get_allocation_granularity(), device.mem_get_allocation_granularity());
-
-    let host = driver.mem_host_alloc(MIB, HostFlags::default()).unwrap();
-    let on_device = driver.mem_host_get_device_pointer(host).unwrap();
-    assert_eq!(Ok(on_device), device.mem_host_get_device_pointer(host));
-    assert_ne!(on_device, DevicePtr::NULL);
-    assert_eq!(driver.pointer_kind(on_device), device.pointer_kind(on_device));
-    // SAFETY: the memory came from this driver and is not used again.
-    unsafe { driver.mem_free_host(host) }.unwrap();
-
-    let (place, kind) = (MemLocation::Device, MemAllocationType::Pinned);
-    let pool = driver.mem_pool_create(MemPoolProps::default()).unwrap();
-    let default = driver.mem_get_default_mem_pool(place, kind).unwrap();
-    assert_eq!((driver.mem_get_mem_pool(place, kind), default == pool), (Ok(default), false));
-    driver.mem_set_mem_pool(place, kind, pool).unwrap();
-    assert_eq!(device.mem_get_mem_pool(place, kind), Ok(pool));
-    driver.device_set_mem_pool(default).unwrap();
-    assert_eq!(driver.device_get_mem_pool(), Ok(default));
-    // SAFETY: the pool came from this driver and is not used again.
-    unsafe { driver.mem_pool_destroy(pool) }.unwrap();
-    assert!(driver.mem_pool_trim_to(pool, 0).is_err());
+fn what_cannot_fail_is_asked_of_the_wrapped_driver_and_not_counted() {
+    let odd = Arc::new(Odd::default());
+    let driver = CountingDriver::new(Arc::<Odd>::clone(&odd));
+    assert_eq!((driver.device(), driver.name().as_str()), (DeviceId::cuda(31), "odd"));
+    assert!(Arc::ptr_eq(driver.health(), &odd.health));
+    assert_eq!((driver.was_reset(), driver.virtual_time_ns()), (true, Some(77)));
+    assert!(driver.stream_is_gone(STREAM));
+    // SAFETY: the driver does nothing.
+    unsafe { driver.pageable_free(HOST, Layout::new(18)) };
+    assert_eq!(odd.arguments_of("stream_is_gone"), [format!("{STREAM:?}")]);
+    assert_eq!(odd.arguments_of("pageable_free"), [format!("{:?}", (HOST, Layout::new(18)))]);
+    assert_eq!(driver.counts(), CallCounts::default());
 }
