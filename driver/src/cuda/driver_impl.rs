@@ -79,7 +79,9 @@ impl Driver for CudaDriver {
         let mut value = 0;
         // SAFETY: the results go to locals of the right types.
         unsafe { self.functions().device_get_attribute(&raw mut value, number, self.device) }?;
-        if attribute == DeviceAttribute::MemPoolSupportedHandleTypes && !pools::has_fabric_channel() {
+        if attribute == DeviceAttribute::MemPoolSupportedHandleTypes
+            && !pools::has_files(pools::FABRIC_CHANNELS)
+        {
             value &= !(abi::CU_MEM_HANDLE_TYPE_FABRIC as i32);
         }
         Ok(i64::from(value))

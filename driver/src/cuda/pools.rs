@@ -1,5 +1,7 @@
 //! Pools of the stream-ordered allocator: attributes, access, and sharing with other processes.
 
+use std::path::Path;
+
 use millpond_core::DevicePtr;
 use millpond_core::driver::{
     AccessFlags, AccessLocation, DriverError, DriverResult, FabricHandle, GraphMemAttribute,
@@ -18,10 +20,13 @@ fn number_of(attribute: MemPoolAttribute, call: &'static str) -> DriverResult<u3
     abi::pool_attribute(attribute).ok_or_else(|| DriverError::new(DriverError::NOT_SUPPORTED, call))
 }
 
-/// Returns whether this process sees a channel of IMEX, which fabric handles need. Without one, the driver
-/// makes pools with fabric handles, and then their export fails, hangs or ends the process (driver 580.159).
-pub(super) fn has_fabric_channel() -> bool {
-    std::fs::read_dir("/dev/nvidia-caps-imex-channels").is_ok_and(|mut channels| channels.next().is_some())
+/// The channels of IMEX that this process sees. Fabric handles need one. Without one, the driver makes pools
+/// with fabric handles, and then their export fails, hangs or ends the process (driver 580.159).
+pub(super) const FABRIC_CHANNELS: &str = "/dev/nvidia-caps-imex-channels";
+
+/// Returns whether the folder exists and has a file.
+pub(super) fn has_files(folder: impl AsRef<Path>) -> bool {
+    std::fs::read_dir(folder).is_ok_and(|mut files| files.next().is_some())
 }
 
 /// Implements the methods of [`Driver`](millpond_core::Driver) with the same names.
@@ -262,5 +267,22 @@ impl CudaDriver {
             Err(error) if error.code() == DriverError::INVALID_VALUE => Ok(None),
             Err(error) => Err(error),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_folder_has_files_if_it_exists_and_is_not_empty() {
+        let folder = std::env::temp_dir().join(format!("millpond-channels-{}", std::process::id()));
+        assert!(!has_files(&folder), "there is no folder");
+        std::fs::create_dir(&folder).unwrap();
+        let is_empty = !has_files(&folder);
+        std::fs::write(folder.join("channel0"), "").unwrap();
+        let has_one = has_files(&folder);
+        std::fs::remove_dir_all(&folder).unwrap();
+        assert!(is_empty && has_one);
     }
 }

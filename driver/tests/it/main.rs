@@ -7,6 +7,7 @@ mod stand_in;
 
 mod captures;
 mod cuda_absent;
+mod cuda_calls;
 mod cuda_device;
 mod cuda_fake;
 mod cuda_stream;

@@ -8,7 +8,7 @@ use std::sync::{Mutex, PoisonError};
 const IN_CHILD: &str = "MILLPOND_TEST_WITH_FAKE_CUDA";
 
 /// Compiles the stand-in as `libcuda.so.1` and returns its folder. The kind `empty` has no functions, `whole`
-/// is CUDA 11.4, and `pools` is CUDA 13.2.
+/// is CUDA 11.4, and `pools` is CUDA 13.2. The kind `echo` is another library, which notes its calls.
 fn library(kind: &str) -> PathBuf {
     static FOLDERS: Mutex<BTreeMap<String, PathBuf>> = Mutex::new(BTreeMap::new());
     let compile = || {
@@ -18,7 +18,9 @@ fn library(kind: &str) -> PathBuf {
         let unfinished = folder.join(format!("{}.so", std::process::id()));
         let mut rustc = Command::new(std::env::var_os("RUSTC").unwrap_or("rustc".into()));
         rustc.args(["--crate-type=cdylib", "--crate-name=fake", "--edition=2024", "-o"]).arg(&unfinished);
-        rustc.arg(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fake_libcuda/fake.rs")).args(["--cfg", kind]);
+        let source = if kind == "echo" { "echo.rs" } else { "fake.rs" };
+        let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fake_libcuda");
+        rustc.arg(sources.join(source)).args(["--cfg", kind]);
         let output = rustc.output().unwrap();
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
         std::fs::rename(&unfinished, folder.join("libcuda.so.1")).unwrap();
