@@ -216,8 +216,8 @@ impl Odd {
     }
 }
 
-/// Makes the driver [`Odd`] from rows, and a test that makes the call of each row on a [`CountingDriver`] over
-/// it. A row has the kind of the counted call, the method with its arguments, and the answer in an `Ok`.
+/// Makes the driver [`Odd`] from rows, and a test that makes the call of each row on a [`CountingDriver`]
+/// over it. A row has the kind of the counted call, the method with its arguments, and the answer in an `Ok`.
 macro_rules! rows {
     (@kind not_counted) => { None };
     (@kind $kind:ident) => { Some(CallKind::$kind) };

@@ -1,7 +1,7 @@
 //! Tests, without a GPU, that each method of the CUDA driver makes the right calls with the right arguments,
-//! and that CUDA's answers and errors come out. A stand-in for libcuda notes its calls and has answers that no
-//! other library has (`fake_libcuda/echo.rs`). Each test runs in its own process, because a process loads the
-//! library once.
+//! and that CUDA's answers and errors come out. A stand-in for libcuda notes its calls and has answers that
+//! no other library has (`fake_libcuda/echo.rs`). Each test runs in its own process, because a process loads
+//! the library once.
 #![cfg(target_os = "linux")]
 
 use std::cell::RefCell;
@@ -99,12 +99,14 @@ impl Echo {
 /// Checks one call of a method in each row: the calls of CUDA, the method with its arguments, and the answer
 /// in an `Ok`. In brackets are errors that the method handles.
 macro_rules! rows {
-    ($echo:ident: $($calls:literal $([$($code:literal),+])?: $name:ident($($arg:expr),*) => $answer:expr;)*) => {
-        // SAFETY: the stand-in touches no memory, and has no streams and events that could end.
-        #[allow(unused_unsafe)]
-        {$(
-            $echo.check($calls, $answer, &[$($($code),+)?], || unsafe { $echo.driver.$name($($arg),*) });
-        )*}
+    ($echo:ident: $($calls:literal $([$($code:literal),+])?:
+        $name:ident($($arg:expr),*) => $answer:expr;)*) => {
+        $(
+            // SAFETY: the stand-in touches no memory, and has no streams and events that could end.
+            #[allow(unused_unsafe)]
+            let call = || unsafe { $echo.driver.$name($($arg),*) };
+            $echo.check($calls, $answer, &[$($($code),+)?], call);
+        )*
     };
 }
 
@@ -224,7 +226,8 @@ fn pools_are_cudas() {
         let from = [DeviceId::cuda(3).into(), AccessLocation::Host];
         rows! { echo:
             "cuMemAllocAsync 2 60": mem_alloc_async(2, STREAM) => DevicePtr::new(0xa7);
-            "cuMemAllocFromPoolAsync 2 73 60": mem_alloc_from_pool_async(2, POOL, STREAM) => DevicePtr::new(0xa8);
+            "cuMemAllocFromPoolAsync 2 73 60": mem_alloc_from_pool_async(2, POOL, STREAM)
+                => DevicePtr::new(0xa8);
             "cuMemFreeAsync 70 60": mem_free_async(PTR, STREAM) => ();
             "cuMemPoolCreate 1,0,1@48,9,0,true": mem_pool_create(props) => MemPool(0xb1);
             "cuMemPoolDestroy 73": mem_pool_destroy(POOL) => ();
@@ -427,7 +430,8 @@ fn copies_fills_and_shared_memory_are_cudas() {
             "cuMemcpyHtoDAsync_v2 70 76 2 60" [1]: memcpy_htod_async(PTR, BYTES, 2, STREAM) => ();
             "cuMemcpyDtoHAsync_v2 76 70 2 60" [1]: memcpy_dtoh_async(BYTES, PTR, 2, STREAM) => ();
             "cuMemcpyDtoDAsync_v2 70 71 2 60" [1]: memcpy_dtod_async(PTR, OTHER, 2, STREAM) => ();
-            "cuMemcpyPeerAsync 70 1030 71 1032 2 60" [1]: memcpy_peer_async(PTR, OTHER, peer, 2, STREAM) => ();
+            "cuMemcpyPeerAsync 70 1030 71 1032 2 60" [1]: memcpy_peer_async(PTR, OTHER, peer, 2, STREAM)
+                => ();
             "cuMemsetD8Async 70 ab 2 60": memset_d8_async(PTR, 0xab, 2, STREAM) => ();
             "cuIpcGetMemHandle 70": ipc_get_mem_handle(PTR) => ipc;
             "cuIpcOpenMemHandle_v2 1c..1c 1": ipc_open_mem_handle(&ipc) => DevicePtr::new(0xf2);
