@@ -261,6 +261,7 @@ fn a_guard_relaxes_its_thread_once_for_each_device() {
     assert_eq!((MODE.get(), one.modes()), (Relaxed, vec![Relaxed]), "a guard inside another needs no call");
     let inner = CaptureModeGuard::relaxed(&other);
     assert_eq!((MODE.get(), other.modes()), (Relaxed, vec![Relaxed]));
+    assert!(format!("{inner:?}").contains("previous: Some((Relaxed, "), "{inner:?}");
     drop(inner);
     assert_eq!((MODE.get(), other.modes()), (Relaxed, vec![Relaxed; 2]), "the mode of the outer guard");
     drop(CaptureModeGuard::relaxed(&one));
@@ -351,4 +352,37 @@ fn a_set_of_handle_types_is_the_union_of_its_parts() {
         assert_eq!(first.contains(second), one | other == one);
         assert_eq!(first.is_none(), first == HandleTypes::NONE);
     }
+}
+
+#[test]
+fn a_place_that_accesses_a_pool_has_a_name() {
+    use AccessLocation::{Device, Host, HostNuma, HostNumaCurrent};
+    let names = [Device(DeviceId::cuda(1)), Host, HostNuma(2), HostNumaCurrent].map(|it| it.to_string());
+    assert_eq!(
+        names,
+        ["cuda:1", "the host", "NUMA node 2 of the host", "the thread's NUMA node of the host"]
+    );
+}
+
+/// A reset is the stronger reason: the device can be opened again.
+#[test]
+fn a_device_is_lost_after_a_sticky_error_or_a_reset() {
+    let code = |code| DriverError::new(code, "test");
+    let is = |health: &Health| (health.is_lost(), health.is_reset());
+    let sticky = Health::default();
+    sticky.note(&code(DriverError::INVALID_VALUE));
+    assert_eq!(is(&sticky), (false, false));
+    sticky.note(&code(DriverError::ILLEGAL_ADDRESS));
+    assert_eq!(is(&sticky), (true, false));
+    assert!(sticky.error().to_string().contains("restart the process"));
+    sticky.note_reset();
+    assert_eq!(is(&sticky), (true, true));
+
+    let reset = Health::default();
+    for later in [DriverError::CONTEXT_IS_DESTROYED, DriverError::ILLEGAL_ADDRESS] {
+        reset.note(&code(later));
+        assert_eq!(is(&reset), (true, true));
+    }
+    assert!(reset.error().to_string().contains("open the device again"));
+    assert!(!reset.is_elsewhere(), "this process opened it");
 }

@@ -253,6 +253,20 @@ mod tests {
     }
 
     #[test]
+    fn a_plain_block_above_a_page_counts_by_its_size_and_a_smaller_one_by_its_pages() {
+        let taken = Taken::default();
+        let (small, large) = (page(0).offset(512), page(0).offset(1024));
+        taken.allocated(large, Block::Plain(PAGE + 1));
+        assert_eq!(taken.now(), 2 * PAGE, "the block is not at the start of a page");
+        taken.allocated(small, Block::Plain(512));
+        assert_eq!(taken.now(), 3 * PAGE);
+        assert_eq!(taken.freeing(large), Some(Block::Plain(PAGE + 1)));
+        assert_eq!(taken.now(), PAGE);
+        assert_eq!((taken.freeing(small), taken.freeing(small)), (Some(Block::Plain(512)), None));
+        assert_eq!(taken.now(), 0);
+    }
+
+    #[test]
     fn what_the_driver_refuses_changes_nothing() {
         let taken = Taken::default();
         let handle = PhysicalHandle(9);

@@ -130,6 +130,8 @@ fn the_difference_of_two_counts_is_what_lies_between() {
     let calls: Vec<_> = between.iter().map(|(kind, counts)| (kind, counts.calls)).collect();
     assert_eq!(calls, [(CallKind::MemGetInfo, 1), (CallKind::Synchronize, 1)]);
     assert_eq!(between.total_wall_ns(), driver.counts().total_wall_ns() - before.total_wall_ns());
+    let wall_ns = between.iter().map(|(_, counts)| counts.wall_ns);
+    assert_eq!(between.total_wall_ns(), wall_ns.sum());
 }
 
 #[cfg(feature = "serde")]
@@ -148,7 +150,7 @@ fn serde_writes_the_kinds_that_occurred_by_name() {
 #[test]
 fn every_kind_has_its_own_name_and_place() {
     for (place, kind) in CallKind::ALL.into_iter().enumerate() {
-        assert_eq!(kind as usize, place);
+        assert_eq!((kind as usize, kind.to_string().as_str()), (place, kind.name()));
         #[cfg(feature = "serde")]
         assert_eq!(serde_json::to_value(kind).unwrap(), kind.to_string());
         assert_eq!(CallKind::ALL.into_iter().filter(|other| other.name() == kind.name()).count(), 1);
@@ -190,6 +192,37 @@ fn the_current_pool_counts_after_a_named_one_and_when_it_changes() {
     driver.device_set_mem_pool(other).unwrap();
     driver.mem_alloc_async(MIB, stream).unwrap();
     assert_eq!(driver.bytes_held(), 3 * one);
+    // SAFETY: the pool came from this driver and is not used again.
+    unsafe { driver.mem_pool_destroy(named) }.unwrap();
+    assert_eq!((driver.bytes_held(), driver.peak_bytes_held()), (2 * one, 2 * one), "the others count on");
+}
+
+/// The inner driver counts the queries of the outer one.
+#[test]
+fn the_device_is_queried_at_new_peaks_that_are_far_enough_above_the_last() {
+    const KIB: u64 = 1 << 10;
+    let (_device, inner) = counting();
+    let driver = CountingDriver::new(Arc::<CountingDriver>::clone(&inner));
+    let queries = || inner.counts().get(CallKind::MemGetInfo).calls;
+    let block = driver.mem_alloc(4 * MIB).unwrap();
+    assert_eq!((queries(), driver.probed_peak_bytes()), (0, 0), "not asked for yet");
+    driver.probe_device().unwrap();
+    let first = queries();
+    for (bytes, expected) in [(4 * MIB, 1), (8 * KIB, 1), (1, 2), (1, 2), (16 * KIB, 3)] {
+        driver.mem_alloc_managed(bytes).unwrap();
+        assert_eq!(queries() - first, expected, "{bytes}");
+    }
+    // SAFETY: the pointer came from this driver and is not used again.
+    unsafe { driver.mem_free(block) }.unwrap();
+    driver.mem_alloc(4 * MIB).unwrap();
+    assert_eq!(queries() - first, 3, "no new peak");
+    let peak = driver.probed_peak_bytes();
+    driver.mem_alloc(64 * MIB).unwrap();
+    assert_eq!((queries() - first, driver.probed_peak_bytes()), (4, peak + 64 * MIB));
+    assert_eq!(driver.counts().get(CallKind::MemGetInfo).calls, 0, "a query is not counted as a call");
+
+    let refusing = CountingDriver::new(Arc::new(Odd { refuses: true, ..Odd::default() }));
+    assert_eq!(refusing.probe_device().unwrap_err().code(), 4321);
 }
 
 /// A driver whose answers no other driver has. It notes the methods that are called, and their arguments.
@@ -443,6 +476,7 @@ fn what_cannot_fail_is_asked_of_the_wrapped_driver_and_not_counted() {
     assert!(Arc::ptr_eq(driver.health(), &odd.health));
     assert_eq!((driver.was_reset(), driver.virtual_time_ns()), (true, Some(77)));
     assert!(driver.stream_is_gone(STREAM));
+    assert!(format!("{driver:?}").starts_with("CountingDriver { inner: Odd"), "{driver:?}");
     // SAFETY: the driver does nothing.
     unsafe { driver.pageable_free(HOST, Layout::new(18)) };
     assert_eq!(odd.arguments_of("stream_is_gone"), [format!("{STREAM:?}")]);
