@@ -53,6 +53,11 @@ fn note(name: &str, arguments: &[Option<String>]) -> i32 {
     if CURRENT.get() == 0 && !WITHOUT_CONTEXT.contains(&name) {
         return INVALID_CONTEXT;
     }
+    refused(name)
+}
+
+/// Returns the code with which a function fails.
+fn refused(name: &str) -> i32 {
     REFUSED.lock().unwrap().get(name).copied().unwrap_or(0)
 }
 
@@ -397,16 +402,17 @@ pub unsafe extern "C" fn cuDeviceGet(device: *mut i32, ordinal: i32) -> i32 {
     0
 }
 
+/// The name needs all of its place.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuDeviceGetName(name: *mut c_char, _len: i32, _device: i32) -> i32 {
-    unsafe { name.cast::<[u8; 5]>().write(*b"Echo\0") };
+pub unsafe extern "C" fn cuDeviceGetName(name: *mut c_char, len: i32, _device: i32) -> i32 {
+    unsafe { name.cast::<u8>().write_bytes(b'E', len as usize) };
     0
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuDevicePrimaryCtxRetain(context: *mut u64, device: i32) -> i32 {
     unsafe { *context = 0x1000 + device as u64 };
-    0
+    refused("cuDevicePrimaryCtxRetain")
 }
 
 #[unsafe(no_mangle)]
@@ -424,18 +430,21 @@ pub unsafe extern "C" fn cuDevicePrimaryCtxGetState(device: i32, flags: *mut u32
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuCtxGetId(context: u64, id: *mut u64) -> i32 {
     unsafe { *id = if context == 0 { CURRENT.get() } else { context } };
-    0
+    refused("cuCtxGetId")
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuCtxGetCurrent(context: *mut u64) -> i32 {
     unsafe { *context = CURRENT.get() };
-    0
+    refused("cuCtxGetCurrent")
 }
 
 #[unsafe(no_mangle)]
 pub extern "C" fn cuCtxSetCurrent(context: u64) -> i32 {
-    CURRENT.set(context);
+    match refused("cuCtxSetCurrent") {
+        0 => CURRENT.set(context),
+        code => return code,
+    }
     0
 }
 

@@ -110,6 +110,10 @@ macro_rules! rows {
     };
 }
 
+fn code_of(error: &Error) -> Option<i32> {
+    error.driver_error().map(DriverError::code)
+}
+
 const PTR: DevicePtr = DevicePtr::new(0x70);
 const OTHER: DevicePtr = DevicePtr::new(0x71);
 const HOST: HostPtr = HostPtr(0x72);
@@ -132,7 +136,7 @@ const INVALID: StreamRef = unsafe { StreamRef::foreign(0x62, 5) };
 #[test]
 fn a_query_of_the_device_has_cudas_answer() {
     Echo::run("a_query_of_the_device_has_cudas_answer", |echo| {
-        assert_eq!((echo.driver.name(), echo.driver.device()), ("Echo".to_owned(), DeviceId::cuda(0)));
+        assert_eq!((echo.driver.name(), echo.driver.device()), ("E".repeat(255), DeviceId::cuda(0)));
         assert!(!echo.driver.was_reset());
         rows! { echo:
             "cuDriverGetVersion": version() => 13579;
@@ -152,6 +156,31 @@ fn a_query_of_the_device_has_cudas_answer() {
         assert_eq!(echo.calls(), once);
         assert_eq!(echo.driver.can_be_accessed_by(DeviceId::sim(1)), Ok(false));
         assert_eq!(echo.driver.active_peers(), Ok(vec![DeviceId::cuda(2)]));
+    });
+}
+
+/// Memory that outlives the context can be freed after a reset, but not after another error.
+#[test]
+fn a_context_that_cannot_be_entered_is_an_error_of_each_call() {
+    Echo::run("a_context_that_cannot_be_entered_is_an_error_of_each_call", |echo| {
+        let alloc = || echo.driver.mem_alloc(2).map(drop);
+        // SAFETY: the stand-in touches no memory.
+        let unmap = || unsafe { echo.driver.mem_unmap(PTR, 2) };
+        for function in ["cuCtxGetCurrent", "cuCtxSetCurrent"] {
+            for call in [&alloc as &dyn Fn() -> DriverResult<()>, &unmap] {
+                let (refused, made) = echo.refusing(function, 12345, call);
+                let error = refused.unwrap_err();
+                assert_eq!((error.code(), error.call(), made.as_str()), (12345, function, ""));
+            }
+        }
+        let open = || CudaDriver::open(3).map(|driver| driver.mem_alloc(2));
+        for function in ["cuDevicePrimaryCtxRetain", "cuCtxGetId"] {
+            let error = echo.refusing(function, 12345, open).0.unwrap_err();
+            assert_eq!((code_of(&error), error.device()), (Some(12345), Some(DeviceId::cuda(3))));
+        }
+        // A driver before CUDA 12.0 does not number contexts.
+        let (opened, _) = echo.refusing("cuCtxGetId", DriverError::NOT_SUPPORTED, open);
+        assert_eq!(opened.unwrap(), Ok(DevicePtr::new(0xa1)));
     });
 }
 
@@ -478,7 +507,6 @@ fn graphs_are_cudas() {
 #[test]
 fn kernels_are_cudas() {
     Echo::run("kernels_are_cudas", |echo| {
-        let code_of = |error: &Error| error.driver_error().map(DriverError::code);
         let load = || echo.driver.load_ptx("ptx");
         let (refused, made) = echo.refusing("cuModuleLoadDataEx", 218, load);
         let error = refused.unwrap_err();
@@ -511,17 +539,20 @@ fn kernels_are_cudas() {
 #[test]
 fn a_stream_of_cudarc_belongs_to_the_device_of_its_context() {
     Echo::run("a_stream_of_cudarc_belongs_to_the_device_of_its_context", |echo| {
-        let context = cuda::cudarc::driver::CudaContext::new(1).unwrap();
-        let driver = CudaDriver::open(1).unwrap();
-        // SAFETY: the stand-in uses no stream.
-        let theirs = unsafe { cuda::cudarc_stream_of(STREAM, &*driver, &context) }.unwrap();
-        assert_eq!(theirs.cu_stream().addr(), 0x60);
-        // SAFETY: as above.
-        let back = unsafe { cuda::stream_ref_of(&theirs) }.unwrap();
-        assert_eq!((back, back.is_foreign()), (StreamRef::from_raw_parts(0x60, 0x600), true));
-        // SAFETY: as above.
-        let error = unsafe { cuda::cudarc_stream_of(STREAM, &*echo.driver, &context) }.unwrap_err();
-        assert_eq!(error.kind(), ErrorKind::InvalidArgument);
-        assert!(error.to_string().contains("the context belongs to CUDA device 1"), "{error}");
+        for ordinal in [1, 2] {
+            let context = cuda::cudarc::driver::CudaContext::new(ordinal).unwrap();
+            let driver = CudaDriver::open(ordinal as u32).unwrap();
+            // SAFETY: the stand-in uses no stream.
+            let theirs = unsafe { cuda::cudarc_stream_of(STREAM, &*driver, &context) }.unwrap();
+            assert_eq!(theirs.cu_stream().addr(), 0x60);
+            // SAFETY: as above.
+            let back = unsafe { cuda::stream_ref_of(&theirs) }.unwrap();
+            assert_eq!((back, back.is_foreign()), (StreamRef::from_raw_parts(0x60, 0x600), true));
+            // SAFETY: as above.
+            let error = unsafe { cuda::cudarc_stream_of(STREAM, &*echo.driver, &context) }.unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::InvalidArgument);
+            let why = format!("the context belongs to CUDA device {ordinal}, but the stream");
+            assert!(error.to_string().contains(&why), "{error}");
+        }
     });
 }
