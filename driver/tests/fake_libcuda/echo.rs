@@ -420,7 +420,7 @@ pub extern "C" fn cuDevicePrimaryCtxRelease_v2(_device: i32) -> i32 {
     0
 }
 
-/// All contexts are active, except that of `cuda:1`.
+/// All contexts are active, except the context of `cuda:1`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuDevicePrimaryCtxGetState(device: i32, flags: *mut u32, active: *mut i32) -> i32 {
     unsafe { (*flags, *active) = (0, i32::from(device != 0x31)) };
