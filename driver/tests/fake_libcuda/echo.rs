@@ -213,8 +213,6 @@ calls! {
     cuDeviceGraphMemTrim(device: i32);
     cuMemPoolSetAccess(pool: u64, access: In<Access>, count: u64);
     cuMemPoolGetAccess(flags: Out<u32>, pool: u64, location: In<Location>) => flags = 1;
-    cuMemPoolImportFromShareableHandle(pool: Out<u64>, os_handle: *mut c_void, kind: u32, flags: u64)
-        => pool = 0xb9;
     cuMemPoolExportPointer(data: Out<Bytes>, ptr: u64) => data = Bytes([0xda; 64]);
     cuMemPoolImportPointer(ptr: Out<u64>, pool: u64, data: In<Bytes>) => ptr = 0xba;
 
@@ -305,6 +303,22 @@ pub unsafe extern "C" fn cuMemPoolExportToShareableHandle(
             1 => *out.cast::<i32>() = 0xb8,
             _ => *out.cast::<Bytes>() = Bytes([0xfa; 64]),
         }
+    }
+    code
+}
+
+/// A file descriptor is passed as a pointer, and a fabric handle through one.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuMemPoolImportFromShareableHandle(
+    pool: *mut u64,
+    os_handle: *mut c_void,
+    kind: u32,
+    flags: u64,
+) -> i32 {
+    let handle = if kind == 1 { os_handle.said() } else { unsafe { &*os_handle.cast::<Bytes>() }.said() };
+    let code = note("cuMemPoolImportFromShareableHandle", &[handle, kind.said(), flags.said()]);
+    if code == 0 {
+        unsafe { *pool = 0xb9 };
     }
     code
 }

@@ -209,8 +209,6 @@ pub unsafe extern "C" fn cuPointerGetAttribute(value: *mut c_void, attribute: u3
         (0, _) => return 1,
         (_, 2) => unsafe { *value.cast::<u32>() = 2 },
         (_, 8) => unsafe { *value.cast::<u8>() = 0 },
-        #[cfg(pools)]
-        (_, 17) => unsafe { *value.cast::<u64>() = 0x5001 },
         _ => return 1,
     }
     0

@@ -31,9 +31,6 @@ pub struct Access {
 static CURRENT: AtomicU64 = AtomicU64::new(0);
 static ACCESS: AtomicU32 = AtomicU32::new(0);
 
-/// The fabric handle of every pool.
-const FABRIC: [u8; 64] = [0xfa; 64];
-
 /// The kind of memory, the kind of place, and the place's number, as hexadecimal digits.
 fn digits(kind: u32, location: &Location) -> u64 {
     u64::from(kind) << 12 | u64::from(location.kind) << 8 | location.id as u64
@@ -128,65 +125,6 @@ pub unsafe extern "C" fn cuMemPoolGetAccess(flags: *mut u32, _pool: u64, locatio
             _ => 3,
         }
     };
-    0
-}
-
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuMemPoolExportToShareableHandle(
-    out: *mut c_void,
-    _pool: u64,
-    kind: u32,
-    flags: u64,
-) -> i32 {
-    match (kind, flags) {
-        (1, 0) => unsafe { *out.cast::<i32>() = 77 },
-        (8, 0) => unsafe { *out.cast::<[u8; 64]>() = FABRIC },
-        _ => return INVALID_VALUE,
-    }
-    0
-}
-
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuMemPoolImportFromShareableHandle(
-    pool: *mut u64,
-    os_handle: *mut c_void,
-    kind: u32,
-    flags: u64,
-) -> i32 {
-    let found = match (kind, flags) {
-        (1, 0) if os_handle as usize == 77 => 0x77,
-        (8, 0) if unsafe { *os_handle.cast::<[u8; 64]>() } == FABRIC => 0x88,
-        _ => return INVALID_VALUE,
-    };
-    unsafe { *pool = found };
-    0
-}
-
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuMemPoolExportPointer(data: *mut [u8; 64], _ptr: u64) -> i32 {
-    unsafe { *data = std::array::from_fn(|at| at as u8) };
-    0
-}
-
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuMemPoolImportPointer(ptr: *mut u64, pool: u64, data: *mut [u8; 64]) -> i32 {
-    if pool != 0x77 {
-        return INVALID_VALUE;
-    }
-    unsafe { *ptr = u64::from((*data)[63]) };
-    0
-}
-
-/// The descriptor of physical memory is its handle plus 0x1000.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuMemExportToShareableHandle(fd: *mut i32, handle: u64, _: u32, _: u64) -> i32 {
-    unsafe { *fd = handle as i32 + 0x1000 };
-    0
-}
-
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuMemImportFromShareableHandle(handle: *mut u64, fd: *const c_void, _: u32) -> i32 {
-    unsafe { *handle = fd.addr() as u64 - 0x1000 };
     0
 }
 

@@ -146,6 +146,8 @@ fn a_query_of_the_device_has_cudas_answer() {
             "cuThreadExchangeStreamCaptureMode 2": thread_exchange_stream_capture_mode(CaptureMode::Relaxed)
                 => CaptureMode::ThreadLocal;
         }
+        let host = echo.driver.host_memory_info().unwrap();
+        assert!(host.free > 0 && host.free <= host.total, "{host:?}");
         // The other devices are queried once, until that succeeds.
         let reach = |peer| echo.driver.can_be_accessed_by(DeviceId::cuda(peer));
         let (refused, made) = echo.refusing("cuDeviceCanAccessPeer", 12345, || reach(1));
@@ -277,6 +279,8 @@ fn pools_are_cudas() {
             "cuMemPoolExportToShareableHandle 73 1 0": mem_pool_export_to_fd(POOL) => 0xb8;
             "cuMemPoolImportFromShareableHandle 4 1 0": mem_pool_import_from_fd(4) => MemPool(0xb9);
             "cuMemPoolExportToShareableHandle 73 8 0": mem_pool_export_to_fabric(POOL) => fabric;
+            "cuMemPoolImportFromShareableHandle fa..fa 8 0": mem_pool_import_from_fabric(&fabric)
+                => MemPool(0xb9);
             "cuMemPoolExportPointer 70": mem_pool_export_pointer(PTR) => data;
             "cuMemPoolImportPointer 73 da..da": mem_pool_import_pointer(POOL, &data) => DevicePtr::new(0xba);
         }

@@ -8,7 +8,7 @@ use libloading::Library;
 use millpond_core::driver::{
     AccessFlags, AccessLocation, CaptureMode, DeviceAttribute, DriverError, EventFlags, FabricHandle,
     HandleTypes, MemAllocationType, MemLocation, MemPool, MemPoolAttribute, MemPoolProps, MemPoolPtrData,
-    MemoryKind, PhysicalHandle, StreamFlags,
+    MemoryKind, StreamFlags,
 };
 use millpond_core::{DeviceId, DevicePtr, Driver, ErrorKind, StreamRef};
 use millpond_driver::DeviceSpec;
@@ -501,8 +501,8 @@ fn attributes_of_pools_are_read_and_written_in_cudas_widths() {
 }
 
 #[test]
-fn pools_are_shared_with_devices_and_processes() {
-    with_pools("pools_are_shared_with_devices_and_processes", || {
+fn the_access_to_pools_is_set_for_devices_and_the_host() {
+    with_pools("the_access_to_pools_is_set_for_devices_and_the_host", || {
         let driver = CudaDriver::open(0).unwrap();
         let pool = driver.mem_pool_create(MemPoolProps::default()).unwrap();
         let [other, stranger] = [DeviceId::cuda(1), DeviceId::sim(0)].map(AccessLocation::from);
@@ -518,21 +518,6 @@ fn pools_are_shared_with_devices_and_processes() {
         let wrong = driver.mem_pool_set_access(pool, AccessFlags::Read, &[AccessLocation::HostNuma(8)]);
         assert_eq!(wrong.unwrap_err().code(), DriverError::INVALID_VALUE);
         assert_eq!(driver.mem_pool_get_access(pool, AccessLocation::HostNuma(7)), Ok(AccessFlags::Read));
-
-        let handle = driver.mem_pool_export_to_fabric(pool).unwrap();
-        assert_eq!(handle, FabricHandle([0xfa; 64]));
-        assert_eq!(driver.mem_pool_import_from_fabric(&handle), Ok(MemPool(0x88)));
-        let wrong = driver.mem_pool_import_from_fabric(&FabricHandle([0; 64]));
-        assert_eq!(wrong.unwrap_err().code(), DriverError::INVALID_VALUE);
-        assert_eq!(driver.mem_pool_export_to_fd(pool), Ok(77));
-        assert_eq!(driver.mem_pool_import_from_fd(77), Ok(MemPool(0x77)));
-        assert_eq!(driver.mem_pool_import_from_fd(78).unwrap_err().code(), DriverError::INVALID_VALUE);
-        let ptr = DevicePtr::new(0x1000 << 32);
-        let data = driver.mem_pool_export_pointer(ptr).unwrap();
-        assert_eq!(data.0, std::array::from_fn(|at| at as u8));
-        assert_eq!(driver.mem_pool_import_pointer(MemPool(0x77), &data), Ok(DevicePtr::new(0x3f)));
-        assert_eq!(driver.pointer_mem_pool(ptr), Ok(Some(MemPool(0x5001))));
-        assert_eq!(driver.pointer_mem_pool(DevicePtr::new(4096)), Ok(None));
     });
 }
 
@@ -558,18 +543,6 @@ fn contents_reach_memory_that_cuda_counts_as_the_hosts() {
             assert_eq!([to, from, inside].map(|error| error.code()), [DriverError::INVALID_VALUE; 3]);
         }
         assert_eq!((&there, &back), (b"pond", b"pond"));
-    });
-}
-
-#[test]
-#[cfg(unix)]
-fn physical_memory_is_exported_as_a_descriptor_and_imported_from_one() {
-    with_pools("physical_memory_is_exported_as_a_descriptor_and_imported_from_one", || {
-        let driver = CudaDriver::open(0).unwrap();
-        assert_eq!(driver.mem_export_to_fd(PhysicalHandle(0x55)), Ok(0x1055));
-        assert_eq!(driver.mem_import_from_fd(0x1055), Ok(PhysicalHandle(0x55)));
-        let host = driver.host_memory_info().unwrap();
-        assert!(host.free > 0 && host.free <= host.total, "{host:?}");
     });
 }
 
