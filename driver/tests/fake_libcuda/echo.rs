@@ -358,22 +358,21 @@ pub extern "C" fn cuMemFreeHost(ptr: *mut c_void) -> i32 {
     note("cuMemFreeHost", &[ptr.said()])
 }
 
-/// If the code is refused, the log has a word.
+/// The log of wrong PTX needs all of its place. Other errors have no log.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuModuleLoadDataEx(
     module: *mut u64,
     image: *const c_char,
     count: u32,
-    options: *mut u32,
-    values: *mut *mut c_void,
+    options: *mut [u32; 2],
+    values: *mut [*mut c_void; 2],
 ) -> i32 {
+    const INVALID_PTX: i32 = 218;
     let code = note("cuModuleLoadDataEx", &[image.said(), count.said()]);
-    unsafe {
-        let values = [0, 1].map(|at| (*options.add(at), *values.add(at)));
-        match values {
-            [(5, log), (6, size)] if code != 0 && size.addr() > 8 => log.cast::<[u8; 6]>().write(*b"retire"),
-            _ => *module = 0xf3,
-        }
+    match (code, unsafe { (*options, *values) }) {
+        (0, _) => unsafe { *module = 0xf3 },
+        (INVALID_PTX, ([5, 6], [log, size])) => unsafe { log.cast::<u8>().write_bytes(b'L', size.addr()) },
+        _ => {}
     }
     code
 }
