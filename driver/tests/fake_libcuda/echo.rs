@@ -207,7 +207,6 @@ calls! {
     cuMemSetMemPool(location: In<Location>, kind: u32, pool: u64);
     cuMemPoolTrimTo(pool: u64, keep_bytes: u64);
     cuMemPoolGetAttribute(pool: u64, attribute: u32, value: Out<u64>) => value = 0xb6;
-    cuMemPoolSetAttribute(pool: u64, attribute: u32, value: In<u64>);
     cuDeviceGetGraphMemAttribute(device: i32, attribute: u32, value: Out<u64>) => value = 0xb7;
     cuDeviceSetGraphMemAttribute(device: i32, attribute: u32, value: In<u64>);
     cuDeviceGraphMemTrim(device: i32);
@@ -287,6 +286,14 @@ pub unsafe extern "C" fn cuPointerGetAttribute(value: *mut c_void, attribute: u3
         }
     }
     code
+}
+
+/// The reuse policies are an `int`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuMemPoolSetAttribute(pool: u64, attribute: u32, value: *mut c_void) -> i32 {
+    let value =
+        unsafe { if attribute < 4 { (*value.cast::<u32>()).said() } else { (*value.cast::<u64>()).said() } };
+    note("cuMemPoolSetAttribute", &[pool.said(), attribute.said(), value])
 }
 
 #[unsafe(no_mangle)]

@@ -254,6 +254,7 @@ fn pools_are_cudas() {
         let (node, fabric, data) =
             (MemLocation::HostNuma(6), FabricHandle([0xfa; 64]), MemPoolPtrData([0xda; 64]));
         let (high, of_graphs) = (MemPoolAttribute::UsedMemHigh, GraphMemAttribute::ReservedMemCurrent);
+        let reuse = MemPoolAttribute::ReuseAllowOpportunistic;
         let from = [DeviceId::cuda(3).into(), AccessLocation::Host];
         rows! { echo:
             "cuMemAllocAsync 2 60": mem_alloc_async(2, STREAM) => DevicePtr::new(0xa7);
@@ -271,6 +272,8 @@ fn pools_are_cudas() {
             "cuMemPoolTrimTo 73 2": mem_pool_trim_to(POOL, 2) => ();
             "cuMemPoolGetAttribute 73 8": mem_pool_get_attribute(POOL, high) => 0xb6;
             "cuMemPoolSetAttribute 73 8 2": mem_pool_set_attribute(POOL, high, 2) => ();
+            "cuMemPoolSetAttribute 73 2 1": mem_pool_set_attribute(POOL, reuse, 2) => ();
+            "cuMemPoolSetAttribute 73 2 0": mem_pool_set_attribute(POOL, reuse, 0) => ();
             "cuDeviceGetGraphMemAttribute 48 2": device_get_graph_mem_attribute(of_graphs) => 0xb7;
             "cuDeviceSetGraphMemAttribute 48 2 0": device_reset_graph_mem_attribute(of_graphs) => ();
             "cuDeviceGraphMemTrim 48": device_graph_mem_trim() => ();
