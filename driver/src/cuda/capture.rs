@@ -265,3 +265,19 @@ fn id_in_capture(handle: u64, capture: u64) -> u64 {
     // The factor of Fibonacci hashing (Knuth, The Art of Computer Programming, volume 3, 6.4).
     HIGH | (capture.rotate_left(40) ^ handle).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 4
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_id_of_a_stream_in_a_capture_is_neither_cudas_nor_another_streams() {
+        let of_streams = [0x54 << 40, 0x55 << 40, 0x55 << 40 | 1].map(|handle| id_in_capture(handle, 1));
+        let of_captures = [2, 3, u64::MAX].map(|capture| id_in_capture(0x55 << 40, capture));
+        let mut ids = [of_streams, of_captures].concat();
+        assert!(ids.iter().all(|id| id >> 60 == 3), "{ids:x?}");
+        ids.sort_unstable();
+        ids.dedup();
+        assert_eq!(ids.len(), 6);
+    }
+}
