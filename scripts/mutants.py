@@ -381,7 +381,8 @@ def compile_tests(changes: list[dict], tree: Path) -> list[dict]:
 
 
 def run_cargo(command: list[str], tree: Path) -> tuple[int, list[dict]]:
-    environment = {"CARGO_TARGET_DIR": str(ROOT / "target")} | os.environ
+    # Cargo would take crates of another checkout for these ones, and the other way round.
+    environment = os.environ | {"CARGO_TARGET_DIR": str(tree.parent / "target")}
     command = [*command, "--message-format=json"]
     done = subprocess.run(command, cwd=tree, env=environment, stdout=subprocess.PIPE, text=True)
     return done.returncode, [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
@@ -393,7 +394,7 @@ def keep_binaries(messages: list[dict], folder: Path) -> list[dict]:
     programs = defaultdict(list)
     for message in messages:
         for file in message.get("filenames", []):
-            # A test preloads it, and finds it beside its own program.
+            # A test preloads it, and looks for it next to its own program.
             if Path(file).name == "libmillpond_shim.so":
                 shutil.copy2(file, folder / "bin")
         if not message.get("executable") or not message["profile"]["test"]:
