@@ -131,7 +131,7 @@ fn the_difference_of_two_counts_is_what_lies_between() {
     assert_eq!(calls, [(CallKind::MemGetInfo, 1), (CallKind::Synchronize, 1)]);
     assert_eq!(between.total_wall_ns(), driver.counts().total_wall_ns() - before.total_wall_ns());
     let wall_ns = between.iter().map(|(_, counts)| counts.wall_ns);
-    assert_eq!(between.total_wall_ns(), wall_ns.sum());
+    assert_eq!(between.total_wall_ns(), wall_ns.sum::<u64>());
 }
 
 #[cfg(feature = "serde")]
