@@ -7,7 +7,7 @@ use std::io::{self, Write};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, IntoRawFd};
 use std::os::unix::fs::{DirBuilderExt, FileTypeExt, PermissionsExt};
-use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::ptr::null_mut;
 use std::thread;
@@ -42,6 +42,14 @@ pub(super) fn start(
 ) -> Result<Socket, String> {
     let path = prepare(value)?.join(socket_name(std::process::id()));
     let failed = |error: io::Error| format!("the socket {} cannot be opened: {error}", path.display());
+    if SocketAddr::from_pathname(&path).is_err() {
+        let bytes = path.as_os_str().len();
+        return Err(format!(
+            "the path of the socket {} has {bytes} bytes, more than sockets can have; name a folder with a \
+             shorter path",
+            path.display()
+        ));
+    }
     let (listener, own) = bind(&path).map_err(failed)?;
     forks::watch(listener.as_raw_fd()).map_err(failed)?;
     let socket = Socket { path, own };
@@ -69,9 +77,12 @@ fn bind(path: &Path) -> io::Result<(UnixListener, Metadata)> {
         return Err(io::ErrorKind::AddrInUse.into());
     }
     // A new socket has the permissions that the program gives to new files. So it is made in a folder that is
-    // closed to others. No other user can know the folder's name and prepare a link.
-    let closed = path.with_extension(format!("{:x}", RandomState::new().build_hasher().finish()));
-    let socket = closed.join("sock");
+    // closed to others, and new: a link that another user prepared is refused.
+    // The path there is as long as the final one, because paths of sockets have a limit.
+    let random = format!("{:016x}", RandomState::new().build_hasher().finish());
+    let name_bytes = path.file_name().map_or(0, OsStr::len);
+    let closed = path.with_file_name(&random[..name_bytes.saturating_sub(2).clamp(1, random.len())]);
+    let socket = closed.join("s");
     DirBuilder::new().mode(0o700).create(&closed)?;
     let bound = UnixListener::bind(&socket).and_then(|listener| {
         fs::set_permissions(&socket, Permissions::from_mode(0o600))?;
@@ -135,4 +146,42 @@ fn answer(mut reader: UnixStream, memory: &ProgramMemory) -> io::Result<()> {
         rest = &rest[written..];
     }
     Ok(())
+}
+
+#[cfg(all(test, not(miri)))]
+mod tests {
+    use super::*;
+
+    /// A folder may be as long as the limit of sockets' paths allows, for processes of all numbers.
+    #[test]
+    fn the_longest_path_of_a_socket_can_be_used() {
+        const MOST: usize = 107; // as on Linux: `sun_path` has 108 bytes, with the NUL
+        let base = std::env::temp_dir().join(format!("millpond-test-long-{}", std::process::id()));
+        for process in [1, 4_194_304] {
+            let name = socket_name(process);
+            let missing = MOST - base.as_os_str().len() - name.len() - 2;
+            let path = base.join("x".repeat(missing)).join(name);
+            DirBuilder::new().recursive(true).create(path.parent().unwrap()).unwrap();
+            if cfg!(target_os = "linux") {
+                assert!(SocketAddr::from_pathname(&path).is_ok());
+                assert!(SocketAddr::from_pathname(path.with_extension("sockx")).is_err());
+            }
+            let (listener, _) = bind(&path).unwrap();
+            UnixStream::connect(&path).unwrap();
+            drop(listener);
+            assert_eq!(fs::read_dir(path.parent().unwrap()).unwrap().count(), 1, "only the socket is left");
+        }
+        fs::remove_dir_all(base).unwrap();
+    }
+
+    #[test]
+    fn a_path_that_is_too_long_is_refused_with_its_length() {
+        let base = std::env::temp_dir().join(format!("millpond-test-too-long-{}", std::process::id()));
+        let folder = base.join("x".repeat(120));
+        fs::create_dir(&base).unwrap();
+        let error = start(folder.as_os_str(), || unreachable!("no request comes")).unwrap_err();
+        let bytes = folder.join(socket_name(std::process::id())).as_os_str().len();
+        assert!(error.contains(&format!("has {bytes} bytes")) && error.contains("shorter path"), "{error}");
+        fs::remove_dir_all(base).unwrap();
+    }
 }
