@@ -21,8 +21,8 @@ resources::crowds, another test binary, or one file of Python's tests, such as p
 --gpu, the driver's tests of a GPU run, too. First each program runs without a change, and the tests that fail
 then are skipped. If a test fails with a change, it runs three times without the change; if it fails then, it
 is left out, and the program runs again. A run that was stopped continues with the programs that are left.
-`run` needs only Python and DIR, without DIR/target, so it can run on another machine, if DIR has the same path
-there. Remove DIR/baseline.json if you copy it from another machine.
+`run` needs only Python and DIR, without DIR/target, so it can run on another machine, if DIR has the same
+path there. Remove DIR/baseline.json if you copy it from another machine.
 """
 
 import argparse

@@ -342,8 +342,7 @@ fn the_end_waits_for_work_and_keeps_what_is_handed_out() {
     }
 }
 
-/// If a wait for the device is impossible at the end, the memory goes back later: at a trim, or when a request
-/// needs it, inside of another scope or outside.
+/// If a wait for the device is impossible at the end, the memory goes back later.
 #[test]
 fn memory_that_could_not_go_back_goes_back_later() {
     for by in ["a trim", "a request", "another scope"] {

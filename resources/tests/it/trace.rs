@@ -282,7 +282,7 @@ fn each_block_that_decay_flushes_is_counted() {
     });
 }
 
-/// The driver may refuse a device's access, which is a warning. A device that is lost meanwhile refused nothing.
+/// If the driver refuses access for a device, that is a warning. The loss of the pool's device is an error.
 #[test]
 fn a_refused_peer_is_a_warning_and_a_lost_device_an_error() {
     for (code, warnings) in [(DriverError::NOT_SUPPORTED, 1), (DriverError::ILLEGAL_ADDRESS, 0)] {

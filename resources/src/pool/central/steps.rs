@@ -267,7 +267,7 @@ mod tests {
     use super::*;
     use crate::pool::central::device_books::Device;
 
-    /// What the device answered for a request is no answer for one of another size.
+    /// The device's answer for one request is none for a request of another size.
     #[test]
     fn a_reading_is_kept_for_the_same_request() {
         let [usual, exact] =

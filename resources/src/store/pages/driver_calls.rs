@@ -343,7 +343,7 @@ mod tests {
         }
     }
 
-    /// Where addresses run short, the pool asks for half as many, down to what it needs.
+    /// Where addresses run short, the pool asks for half as many, but never for fewer than it needs.
     #[test]
     fn a_refused_reservation_is_halved_down_to_what_is_needed() {
         const UNIT: u64 = 2 << 20;

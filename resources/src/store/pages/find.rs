@@ -266,7 +266,7 @@ mod tests {
         }
     }
 
-    /// Of the stream's own extents and the unowned ones, the best serves. With `is_own_first`, an own one does.
+    /// Of the stream's own extents and the unowned ones, the best serves; with `is_own_first`, an own one.
     #[test]
     fn the_best_extent_serves_or_the_streams_own() {
         const MIB: u64 = 1 << 20;

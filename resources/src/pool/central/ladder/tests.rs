@@ -393,8 +393,8 @@ fn free_regions_go_back_before_a_growth_that_sets_a_peak() {
     }
 }
 
-/// The driver may refuse to grow during a capture. So a small request takes back all caches, not only those of
-/// its own arena.
+/// The driver may refuse to grow during a capture. So a small request takes back all caches, not only its own
+/// arena's.
 #[test]
 fn during_a_capture_the_caches_of_all_arenas_are_taken_back() {
     const SMALL: u64 = 64 << 10;
