@@ -101,8 +101,8 @@ fn a_plan_whose_report_panics_is_given_up() {
     pool.validate();
 }
 
-/// A request takes the blocks out of the caches, and plans a growth. The report about the caches panics before
-/// the growth is begun, so the pool gives it up.
+/// A request takes the blocks out of the caches, and plans a growth. The report about the caches panics
+/// before the growth is begun. So the pool gives it up.
 #[test]
 fn a_step_that_was_not_begun_is_given_up() {
     for pages in [PagesMode::On, PagesMode::Off] {
