@@ -6,11 +6,15 @@
 //! ones. The two lowest bits of a stream's handle are the state of its capture.
 #![allow(non_snake_case)]
 
+mod structs;
+
 use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::ffi::{CStr, c_char, c_void};
 use std::sync::Mutex;
 use std::thread::{self, JoinHandle};
+
+use structs::{Access, Location, PoolProps};
 
 const INVALID_CONTEXT: i32 = 201;
 
@@ -100,29 +104,6 @@ impl<T: Said> Said for In<T> {
 /// Opaque bytes, all the same.
 #[repr(C)]
 pub struct Bytes([u8; 64]);
-
-#[repr(C)]
-pub struct Location {
-    kind: u32,
-    id: i32,
-}
-
-#[repr(C)]
-pub struct Access {
-    location: Location,
-    flags: u32,
-}
-
-#[repr(C)]
-pub struct PoolProps {
-    kind: u32,
-    handle_types: u32,
-    location: Location,
-    win32: *mut c_void,
-    max_size: u64,
-    usage: u16,
-    reserved: [u8; 54],
-}
 
 #[repr(C)]
 pub struct PhysicalProps {

@@ -16,6 +16,9 @@ mod captures;
 #[cfg(pools)]
 #[path = "pools.rs"]
 mod pools;
+#[cfg(pools)]
+#[path = "structs.rs"]
+mod structs;
 #[path = "work.rs"]
 mod work;
 

@@ -3,30 +3,9 @@
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::SeqCst};
 
+use crate::structs::{Access, Location, PoolProps};
+
 const INVALID_VALUE: i32 = 1;
-
-#[repr(C)]
-pub struct Location {
-    kind: u32,
-    id: i32,
-}
-
-#[repr(C)]
-pub struct Props {
-    kind: u32,
-    handle_types: u32,
-    location: Location,
-    win32: *mut c_void,
-    max_size: u64,
-    usage: u16,
-    reserved: [u8; 54],
-}
-
-#[repr(C)]
-pub struct Access {
-    location: Location,
-    flags: u32,
-}
 
 static CURRENT: AtomicU64 = AtomicU64::new(0);
 static ACCESS: AtomicU32 = AtomicU32::new(0);
@@ -37,7 +16,7 @@ fn digits(kind: u32, location: &Location) -> u64 {
 }
 
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuMemPoolCreate(pool: *mut u64, props: *const Props) -> i32 {
+pub unsafe extern "C" fn cuMemPoolCreate(pool: *mut u64, props: *const PoolProps) -> i32 {
     let props = unsafe { &*props };
     if !props.win32.is_null() || props.reserved != [0; 54] {
         return INVALID_VALUE;
